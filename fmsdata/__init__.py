@@ -1,0 +1,42 @@
+"""One canonical stream of training samples, the same on any number of GPUs."""
+
+from fmsdata.chunk import Item, Span
+from fmsdata.config import build_loader
+from fmsdata.delimit import Delimit
+from fmsdata.errors import ConfigError, CountsError, DataError, FmsdataError, StageError, StateError
+from fmsdata.lanes import Rescalable
+from fmsdata.loader import StatefulDataLoader
+from fmsdata.map import Filter, Map
+from fmsdata.mixture import Mixture
+from fmsdata.pack import Pack
+from fmsdata.reader import ShardReader
+from fmsdata.shuffle import Shuffle
+from fmsdata.stage import Lane, Stage, StageIterator
+from fmsdata.tasks import CausalLM
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CausalLM",
+    "ConfigError",
+    "CountsError",
+    "DataError",
+    "Delimit",
+    "Filter",
+    "FmsdataError",
+    "Item",
+    "Lane",
+    "Map",
+    "Mixture",
+    "Pack",
+    "Rescalable",
+    "ShardReader",
+    "Shuffle",
+    "Span",
+    "Stage",
+    "StageError",
+    "StageIterator",
+    "StateError",
+    "StatefulDataLoader",
+    "build_loader",
+]

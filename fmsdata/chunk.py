@@ -1,0 +1,300 @@
+"""What travels between stages: chunks of documents or lines, as spans of the mapped shards.
+
+A chunk is a table of spans, a row of integers each, and a list of where each item (a document, or a line) starts in it. All planning is arithmetic on
+that table. Tokens stay where they are until a batch is made of them.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fmsdata.errors import StageError
+from fmsdata.keys import Ints, mix
+from fmsdata.readers import Tokens
+
+# The columns of the table of spans.
+BUFFER = 0  # which buffer holds the tokens
+START = 1  # where in the buffer they start
+LENGTH = 2
+DOCUMENT = 3  # the number of the document in its shard, or one of the two below
+POSITION = 4  # where in the stored document the span starts
+BEGINS = 5  # 1 if a new document begins here
+COLUMNS = 6
+
+INSERTED = -1  # a token that is in no shard: BOS, EOS and the like
+PADDING = -2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffer:
+    """An array of tokens, and where they come from. Inserted tokens have no source."""
+
+    tokens: Tokens
+    source: str = ""
+    shard: str = ""
+    epoch: int = 0
+    key: int = 0
+
+
+class Span(NamedTuple):
+    """A run of stored tokens: `start` and `stop` are offsets in the stored document."""
+
+    source: str
+    shard: str
+    document: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Items in a row: item `i` is the spans `first[i]` to `first[i + 1] - 1`."""
+
+    buffers: list[Buffer]
+    spans: Ints
+    first: Ints
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    def __getitem__(self, i: int) -> "Item":
+        return Item(self.slice(i, i + 1))
+
+    def __iter__(self) -> Iterator["Item"]:
+        return (self[i] for i in range(len(self)))
+
+    def slice(self, start: int, stop: int) -> "Chunk":
+        low, high = self.first[start], self.first[stop]
+        return Chunk(self.buffers, self.spans[low:high], self.first[start : stop + 1] - low)
+
+    def take(self, items: Ints) -> "Chunk":
+        """The items with these numbers, in this order."""
+        count = (self.first[1:] - self.first[:-1])[items]
+        first = offsets(count)
+        index = np.repeat(self.first[:-1][items] - first[:-1], count) + np.arange(first[-1])
+        return Chunk(self.buffers, self.spans[index], first)
+
+    def lengths(self) -> Ints:
+        """The number of tokens in each item."""
+        ends = offsets(self.spans[:, LENGTH])
+        return ends[self.first[1:]] - ends[self.first[:-1]]
+
+    @cached_property
+    def line_length(self) -> int:
+        """The length that all items have."""
+        lengths = self.lengths()
+        if lengths.min() != lengths.max():
+            raise StageError(f"lines of {lengths.min()} and of {lengths.max()} tokens can't be in one batch; put a Pack below")
+        return int(lengths[0])
+
+    @cached_property
+    def padding(self) -> list[int]:
+        """How many tokens at the end of each item are padding."""
+        last = self.spans[self.first[1:] - 1]
+        return np.where(last[:, DOCUMENT] == PADDING, last[:, LENGTH], 0).tolist()
+
+    def at(self, spans: Ints, offset: Ints) -> Ints:
+        """The token at an offset of each of these spans."""
+        out = np.empty(len(spans), np.int64)
+        where = self.spans[spans]
+        place = where[:, START] + offset
+        for buffer in np.unique(where[:, BUFFER]).tolist():
+            mine = where[:, BUFFER] == buffer
+            out[mine] = self.buffers[buffer].tokens[place[mine]]
+        return out
+
+    def first_tokens(self) -> Ints:
+        spans = self.first[:-1]
+        return self.at(spans, np.zeros(len(spans), np.int64))
+
+    def last_tokens(self) -> Ints:
+        spans = self.first[1:] - 1
+        return self.at(spans, self.spans[spans, LENGTH] - 1)
+
+    def with_heads(self, where: npt.NDArray[np.bool_], token: Tokens) -> "Chunk":
+        """A token put in front of the items at `where`. It belongs to the document it stands before."""
+        grown, heads, _ = self._grow(where, np.zeros(len(self), bool))
+        grown.spans[heads] = (len(self.buffers), 0, 1, INSERTED, 0, 0)
+        grown.spans[heads, BEGINS] = grown.spans[heads + 1, BEGINS]
+        grown.spans[heads + 1, BEGINS] = 0
+        grown.buffers.append(Buffer(token))
+        return grown
+
+    def with_tails(self, where: npt.NDArray[np.bool_], tokens: Tokens, length: Ints | int = 1, kind: int = INSERTED) -> "Chunk":
+        """Tokens put behind the items at `where`: one, or as many of the array as `length` says."""
+        grown, _, tails = self._grow(np.zeros(len(self), bool), where)
+        grown.spans[tails] = (len(self.buffers), 0, 1, kind, 0, kind == PADDING)
+        grown.spans[tails, LENGTH] = length
+        grown.buffers.append(Buffer(tokens))
+        return grown
+
+    def _grow(self, head: npt.NDArray[np.bool_], tail: npt.NDArray[np.bool_]) -> tuple["Chunk", Ints, Ints]:
+        """Make room for a span before or behind some items; also the places that are free."""
+        first = self.first + offsets(head.astype(np.int64) + tail)
+        spans = np.empty((first[-1], COLUMNS), np.int64)
+        count = self.first[1:] - self.first[:-1]
+        spans[np.repeat(first[:-1] + head - self.first[:-1], count) + np.arange(len(self.spans))] = self.spans
+        return Chunk(list(self.buffers), spans, first), first[:-1][head], first[1:][tail] - 1
+
+    def compact(self) -> "Chunk":
+        """The same items without the buffers that none of them uses, so that those can be unmapped."""
+        used, index = np.unique(self.spans[:, BUFFER], return_inverse=True)
+        spans = self.spans.copy()
+        spans[:, BUFFER] = index
+        return Chunk([self.buffers[i] for i in used.tolist()], spans, self.first)
+
+    @staticmethod
+    def join(chunks: Sequence["Chunk"]) -> "Chunk":
+        """The items of several chunks, one after the other."""
+        if len(chunks) == 1:
+            return chunks[0]
+        buffers: list[Buffer] = []
+        spans = np.concatenate([chunk.spans for chunk in chunks])
+        count = np.concatenate([chunk.first[1:] - chunk.first[:-1] for chunk in chunks])
+        row = 0
+        for chunk in chunks:
+            spans[row : row + len(chunk.spans), BUFFER] += len(buffers)
+            row += len(chunk.spans)
+            buffers += chunk.buffers
+        return Chunk(buffers, spans, offsets(count))
+
+    def pieces(self, start: int, stop: int) -> list[Tokens]:
+        """The tokens of the items `start` to `stop - 1` as views of the buffers, in order."""
+        rows = self.spans[self.first[start] : self.first[stop], : LENGTH + 1].tolist()
+        buffers = self.buffers
+        return [buffers[buffer].tokens[begin : begin + length] for buffer, begin, length in rows]
+
+
+class Item:
+    """One document or one line: its tokens, and where they come from.
+
+    Items are what iterating over a stage gives, and what a user's own stage works on.
+
+    >>> for document in fmsdata.ShardReader("corpus/web"):     # doctest: +SKIP
+    ...     print(document.source, document.shard, document.document, document.tokens[:5])
+    """
+
+    def __init__(self, chunk: Chunk) -> None:
+        self.chunk = chunk
+
+    def __len__(self) -> int:
+        return int(self.chunk.spans[:, LENGTH].sum())
+
+    def __repr__(self) -> str:
+        return f"Item({len(self)} tokens of {', '.join(f'{s.source}/{s.shard}#{s.document}' for s in self.spans)})"
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """The tokens. Of a plain document a view of the mapped shard: copy before writing to it."""
+        pieces = self.chunk.pieces(0, 1)
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    @property
+    def spans(self) -> list[Span]:
+        """Which stored tokens these are. Inserted tokens (BOS, padding) have no entry."""
+        return provenance(self.chunk)[0]
+
+    @property
+    def epochs(self) -> list[int]:
+        """The epoch of its source that each span belongs to."""
+        return epochs(self.chunk)[0]
+
+    @property
+    def source(self) -> str:
+        return self._origin.source
+
+    @property
+    def shard(self) -> str:
+        return self._origin.shard
+
+    @property
+    def document(self) -> int:
+        """The number of the document in its shard; for a line, of its first document."""
+        return int(self.chunk.spans[self._stored, DOCUMENT])
+
+    @property
+    def key(self) -> int:
+        """A 64-bit key that no other item of the run has: what its random choices are drawn from."""
+        span = self.chunk.spans[self._stored].tolist()
+        return mix(mix(self._origin.key ^ span[DOCUMENT]) ^ span[POSITION])
+
+    def replace(self, tokens: npt.ArrayLike) -> "Item":
+        """The item with other tokens.
+
+        A line keeps its length, and with it the provenance of every token. A document may become longer or shorter; from then on
+        the offsets of its spans count in the new tokens.
+        """
+        new = np.asarray(tokens)
+        if new.ndim != 1 or new.dtype.kind not in "iu":
+            raise StageError(f"an item's tokens are a list of integers, not {new.dtype} of shape {new.shape}")
+        origin = self._origin
+        buffer = Buffer(new, origin.source, origin.shard, origin.epoch, mix(origin.key))
+        spans = self.chunk.spans
+        if len(new) == len(self):
+            spans = spans.copy()
+            spans[:, START] = offsets(spans[:, LENGTH])[:-1]
+            buffers = [
+                Buffer(new, old.source, old.shard, old.epoch, mix(old.key))
+                for old in (self.chunk.buffers[i] for i in spans[:, BUFFER].tolist())
+            ]
+            spans[:, BUFFER] = np.arange(len(spans))
+            return Item(Chunk(buffers, spans, self.chunk.first))
+        if len({span[:3] for span in self.spans}) > 1:
+            raise StageError(f"a line must keep its length of {len(self)} tokens, not get {len(new)}")
+        whole = [[0, 0, len(new), self.document, 0, int(spans[:, BEGINS].max())]]
+        return Item(Chunk([buffer], np.array(whole, np.int64), np.array([0, 1], np.int64)))
+
+    @property
+    def _stored(self) -> int:
+        stored = np.flatnonzero(self.chunk.spans[:, DOCUMENT] >= 0)
+        return int(stored[0]) if len(stored) else 0
+
+    @property
+    def _origin(self) -> Buffer:
+        return self.chunk.buffers[int(self.chunk.spans[self._stored, BUFFER])]
+
+
+def offsets(counts: Ints) -> Ints:
+    """0, and the running sum of the counts."""
+    out = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=out[1:])
+    return out
+
+
+def constant(token: int, length: int = 1) -> Tokens:
+    """An array of one token, of the narrowest type that holds it."""
+    return np.full(length, token, np.min_scalar_type(token))
+
+
+def join_items(items: Iterable[Item]) -> Chunk:
+    """A chunk of these items."""
+    return Chunk.join([item.chunk for item in items])
+
+
+def provenance(chunk: Chunk) -> list[list[Span]]:
+    """For each item, which stored tokens it is made of."""
+    return [[span for span, _ in row] for row in _stored_spans(chunk)]
+
+
+def epochs(chunk: Chunk) -> list[list[int]]:
+    """For each item, the epoch of each span that `provenance` gives."""
+    return [[epoch for _, epoch in row] for row in _stored_spans(chunk)]
+
+
+def _stored_spans(chunk: Chunk) -> list[list[tuple[Span, int]]]:
+    rows = chunk.spans.tolist()
+    first = chunk.first.tolist()
+    out: list[list[tuple[Span, int]]] = []
+    for low, high in zip(first[:-1], first[1:], strict=True):
+        item: list[tuple[Span, int]] = []
+        for buffer, _, length, document, position, _ in rows[low:high]:
+            if document >= 0:
+                origin = chunk.buffers[buffer]
+                span = Span(origin.source, origin.shard, document, position, position + length)
+                item.append((span, origin.epoch))
+        out.append(item)
+    return out

@@ -1,0 +1,39 @@
+"""Delimit: a BOS token in front of each document and an EOS token behind it, where it has none yet."""
+
+from fmsdata.chunk import Chunk, constant
+from fmsdata.stage import Lane, Stage, StageIterator, State
+
+
+class Delimit(Stage):
+    """Documents that begin with `bos` and end with `eos`; None leaves that end alone.
+
+    >>> docs = Delimit(mix, bos=1, eos=2)     # doctest: +SKIP
+    """
+
+    def __init__(self, below: Stage, *, bos: int | None = None, eos: int | None = None) -> None:
+        super().__init__(below)
+        self.bos = bos
+        self.eos = eos
+
+    def open(self, lane: Lane, state: State | None = None) -> StageIterator:
+        return _DelimitIterator(self, lane, state)
+
+
+class _DelimitIterator(StageIterator):
+    """One document in, one out: the state is that of the stage below."""
+
+    def __init__(self, stage: Delimit, lane: Lane, state: State | None) -> None:
+        self._below = stage.below.open(lane, state)
+        self._bos = None if stage.bos is None else constant(stage.bos)
+        self._eos = None if stage.eos is None else constant(stage.eos)
+
+    def read(self) -> Chunk:
+        chunk = self._below.read()
+        if self._bos is not None:
+            chunk = chunk.with_heads(chunk.first_tokens() != self._bos[0], self._bos)
+        if self._eos is not None:
+            chunk = chunk.with_tails(chunk.last_tokens() != self._eos[0], self._eos)
+        return chunk
+
+    def state(self, taken: int) -> State:
+        return self._below.state(taken)

@@ -1,0 +1,25 @@
+"""The errors a user can meet. Each names the value that was wrong and the way out."""
+
+
+class FmsdataError(Exception):
+    """The base of every error that fmsdata raises on purpose."""
+
+
+class ConfigError(FmsdataError):
+    """An argument or a configuration value that cannot be used."""
+
+
+class DataError(FmsdataError):
+    """Shards that are missing, torn, or not of a kind that can be read."""
+
+
+class CountsError(DataError):
+    """Counts that disagree with the files they describe."""
+
+
+class StateError(FmsdataError):
+    """A saved state that does not belong to this run."""
+
+
+class StageError(FmsdataError):
+    """A stage, often a user's own, that broke its contract."""

@@ -1,0 +1,188 @@
+"""Pack: documents into lines of fixed length.
+
+The documents of a lane, one behind the other, are one long run of tokens. Both modes cut that run into lines and differ only in where: `split`
+cuts when the line is full, `pad` at the last end of a document that still fits. So no token is lost or repeated, and the state is a place in the
+run: the state below before the document in progress, and how much of it is used.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fmsdata.chunk import BEGINS, LENGTH, PADDING, POSITION, START, Chunk, constant
+from fmsdata.errors import ConfigError
+from fmsdata.keys import Ints
+from fmsdata.stage import Lane, Stage, StageIterator, State
+
+Mode = Literal["split", "pad"]
+
+
+class Pack(Stage):
+    """Lines of `seq_len` tokens.
+
+    `split` lets documents run on over lines. `pad` starts a new line where a document does not fit, fills up with `pad`, and splits only documents
+    longer than a line. `bol` and `eol` stand at the start and end of each line, unless the token there is the same already.
+
+    >>> lines = Pack(docs, seq_len=4097, mode="split")     # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        below: Stage,
+        *,
+        seq_len: int,
+        mode: Mode = "split",
+        bol: int | None = None,
+        eol: int | None = None,
+        pad: int | None = None,
+    ) -> None:
+        super().__init__(below)
+        if mode not in MODES:
+            raise ConfigError(f"pack mode {mode!r}: use {' or '.join(map(repr, MODES))}")
+        needed = 1 + (bol is not None) + (eol is not None)
+        if seq_len < needed:
+            raise ConfigError(f"seq_len is {seq_len}; a line needs room for at least {needed} tokens (bol, eol and one of a document)")
+        if (pad is None) == (mode == "pad"):
+            raise ConfigError("pack mode 'pad' needs a `pad` token" if pad is None else f"pad={pad} is only for pack mode 'pad'")
+        self.seq_len = seq_len
+        self.mode = mode
+        self.bol = bol
+        self.eol = eol
+        self.pad = pad
+
+    def open(self, lane: Lane, state: State | None = None) -> StageIterator:
+        return _PackIterator(self, lane, state)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Documents one behind the other, as one run of tokens."""
+
+    documents: Chunk
+
+    @cached_property
+    def span_ends(self) -> Ints:
+        return np.cumsum(self.documents.spans[:, LENGTH])
+
+    @cached_property
+    def document_ends(self) -> Ints:
+        return self.span_ends[self.documents.first[1:] - 1]
+
+    def token(self, place: int) -> int:
+        span = int(np.searchsorted(self.span_ends, place, side="right"))
+        buffer, start, length = self.documents.spans[span, : LENGTH + 1].tolist()
+        return int(self.documents.buffers[buffer].tokens[start + place - (int(self.span_ends[span]) - length)])
+
+    def document_at(self, place: int) -> tuple[int, int]:
+        """The document that the token at a place belongs to, and how much of it lies before."""
+        document = int(np.searchsorted(self.document_ends, place, side="right"))
+        return document, place - (int(self.document_ends[document - 1]) if document else 0)
+
+    def cut(self, places: Ints) -> Chunk:
+        """The tokens between neighbouring places, as one item each."""
+        ends = self.span_ends
+        inner = ends[np.searchsorted(ends, places[0], "right") : np.searchsorted(ends, places[-1])]
+        edges = np.unique(np.concatenate([places, inner]))
+        begin = edges[:-1]
+        parent = np.searchsorted(ends, begin, side="right")
+        spans = self.documents.spans[parent]
+        into = begin - (ends[parent] - spans[:, LENGTH])
+        spans[:, START] += into
+        spans[:, POSITION] += into
+        spans[:, LENGTH] = edges[1:] - begin
+        spans[:, BEGINS] &= into == 0
+        return Chunk(self.documents.buffers, spans, np.searchsorted(edges, places))
+
+
+def _split(run: Run, place: int, room: int) -> int | None:
+    end = place + room
+    return end if end <= run.document_ends[-1] else None
+
+
+def _pad(run: Run, place: int, room: int) -> int | None:
+    ends = run.document_ends
+    full = place + room
+    fitting = int(np.searchsorted(ends, full, side="right"))
+    if fitting == len(ends) and ends[-1] < full:
+        return None
+    end = int(ends[fitting - 1]) if fitting else 0
+    return end if end > place else full
+
+
+# Where a line that starts at `place` and has `room` for tokens of documents ends, or None if that takes more documents to tell. A mode that
+# does not keep the documents' order, such as best-fit, is an iterator of its own.
+MODES: dict[str, Callable[[Run, int, int], int | None]] = {"split": _split, "pad": _pad}
+
+
+class _PackIterator(StageIterator):
+    def __init__(self, pack: Pack, lane: Lane, state: State | None) -> None:
+        self._pack = pack
+        self._fit = MODES[pack.mode]
+        self._bol, self._eol = (None if token is None else constant(token) for token in (pack.bol, pack.eol))
+        self._padding = None if pack.pad is None else constant(pack.pad, pack.seq_len)
+        self._below = pack.below.open(lane, state and state["below"])
+        self._pending: Chunk | None = None  # documents that are not in lines yet
+        self._anchor: State = {"used": state["used"] if state else 0, "below": self._below.state(0)}  # where they start
+        self._run: Run | None = None
+        self._places: Ints = np.zeros(1, np.int64)  # where in the run each line of the chunk starts, and where the last ends
+        self._held = 0  # documents of the run that are not of the chunk below
+
+    def read(self) -> Chunk:
+        if self._run is not None:
+            end = int(self._places[-1])
+            self._anchor = self._state_at(end)
+            document, _ = self._run.document_at(end)
+            documents = self._run.documents
+            self._pending = documents.slice(document, len(documents)).compact() if document < len(documents) else None
+        held = [self._pending] if self._pending else []
+        while True:
+            self._held = sum(map(len, held))
+            held.append(self._below.read())
+            self._run = Run(Chunk.join(held))
+            self._places, heads, tails = self._lines(self._run, self._anchor["used"])
+            if len(self._places) > 1:
+                return self._finish(self._run.cut(self._places), heads, tails)
+            held = [self._run.documents]
+
+    def state(self, taken: int) -> State:
+        return self._anchor if taken == 0 else self._state_at(int(self._places[taken]))
+
+    def _state_at(self, place: int) -> State:
+        """Only the first line starts in documents held over from earlier chunks; that state is the anchor."""
+        if self._run is None:
+            return self._anchor
+        document, used = self._run.document_at(place)
+        return {"used": used, "below": self._below.state(document - self._held)}
+
+    def _lines(self, run: Run, place: int) -> tuple[Ints, list[bool], list[bool]]:
+        """Where lines start and end, and which need a `bol` or an `eol` put in."""
+        if self._fit is _split and self._bol is None and self._eol is None:
+            return np.arange(place, int(run.document_ends[-1]) + 1, self._pack.seq_len), [], []
+        places, heads, tails = [place], [], []
+        while place < run.document_ends[-1]:
+            head = self._bol is not None and run.token(place) != self._pack.bol
+            room = self._pack.seq_len - head
+            end, tail = self._fit(run, place, room), False
+            if end is not None and self._eol is not None and run.token(end - 1) != self._pack.eol:
+                end = self._fit(run, place, room - 1)
+                tail = end is not None and run.token(end - 1) != self._pack.eol
+            if end is None:
+                break
+            places.append(place := end)
+            heads.append(head)
+            tails.append(tail)
+        return np.array(places, np.int64), heads, tails
+
+    def _finish(self, lines: Chunk, heads: list[bool], tails: list[bool]) -> Chunk:
+        if self._bol is not None:
+            lines = lines.with_heads(np.array(heads), self._bol)
+        if self._eol is not None:
+            lines = lines.with_tails(np.array(tails), self._eol)
+        if self._padding is not None:
+            missing = self._pack.seq_len - lines.lengths()
+            lines = lines.with_tails(missing > 0, self._padding, missing[missing > 0], PADDING)
+        return lines

@@ -1,0 +1,68 @@
+"""Which documents a lane reads, and when: arithmetic on counts, without reading or talking to anyone.
+
+A source is an endless sequence of blocks. Index `i` is block `P(i mod n)` of epoch `i div n`, where `P` is a keyed bijection for that epoch,
+and lane `l` of `L` takes `i = l, l + L, l + 2L, ...`. So every (epoch, block) belongs to exactly one lane, at exactly one place.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from fmsdata.counts import Counts
+from fmsdata.keys import Ints, key_of
+from fmsdata.permutation import Permutation
+
+BLOCKS_PER_LANE = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A source cut into blocks: runs of consecutive documents of one shard."""
+
+    documents: Ints
+    first_block: Ints
+
+    @property
+    def blocks(self) -> int:
+        return int(self.first_block[-1])
+
+    def block(self, number: int) -> tuple[int, int, int]:
+        """The shard of a block, its first document, and the one behind its last."""
+        shard = int(np.searchsorted(self.first_block, number, side="right")) - 1
+        first, behind = self.first_block[shard : shard + 2].tolist()
+        documents, parts = int(self.documents[shard]), behind - first
+        part = number - first
+        return shard, part * documents // parts, (part + 1) * documents // parts
+
+
+@lru_cache(maxsize=256)
+def cut_blocks(counts: Counts, lanes: int, block_tokens: int) -> Plan:
+    """Cut every shard into blocks of about `block_tokens`, small enough that each lane gets its share of them.
+
+    >>> counts = Counts(("a", "b"), np.array([100, 50]), np.array([10_000, 10_000]))
+    >>> cut_blocks(counts, lanes=1, block_tokens=1000).blocks
+    38
+    """
+    per_lane = max(1, int(counts.documents.sum()) // (BLOCKS_PER_LANE * lanes))
+    mean = np.maximum(1.0, counts.tokens / np.maximum(1, counts.documents))
+    size = np.clip(np.rint(block_tokens / mean).astype(np.int64), 1, per_lane)
+    blocks = -(-counts.documents // size)
+    return Plan(counts.documents, np.concatenate([[0], np.cumsum(blocks)]).astype(np.int64))
+
+
+class LaneOrder:
+    """The blocks of one source in the order in which one lane reads them."""
+
+    def __init__(self, blocks: int, *, lane: int, lanes: int, seed: int, source: str) -> None:
+        self._blocks, self._lane, self._lanes = blocks, lane, lanes
+        self._seed, self._source = seed, source
+        self._epoch = -1
+
+    def __getitem__(self, place: int) -> tuple[int, int]:
+        """The epoch and the number of the block at this place of the lane."""
+        epoch, position = divmod(self._lane + place * self._lanes, self._blocks)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._permutation = Permutation(self._blocks, key_of(self._seed, self._source, epoch))
+        return epoch, self._permutation(position)

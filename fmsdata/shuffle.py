@@ -1,0 +1,51 @@
+"""Shuffle: a keyed permutation of each window of items."""
+
+from fmsdata.chunk import Chunk
+from fmsdata.errors import ConfigError
+from fmsdata.keys import key_of, keyed_order
+from fmsdata.stage import Cursor, Lane, Stage, StageIterator, State
+
+
+class Shuffle(Stage):
+    """The items in windows of `window`, each window in a random order of its own.
+
+    >>> lines = Shuffle(lines, window=256)     # doctest: +SKIP
+    """
+
+    def __init__(self, below: Stage, *, window: int) -> None:
+        super().__init__(below)
+        if window < 1:
+            raise ConfigError(f"shuffle window is {window}; it must be at least 1 (1 keeps the order)")
+        self.window = window
+
+    def open(self, lane: Lane, state: State | None = None) -> StageIterator:
+        return _ShuffleIterator(self, lane, state)
+
+
+class _ShuffleIterator(StageIterator):
+    """The state is the one below at the start of the window, the window's number, and how much of it was taken."""
+
+    def __init__(self, stage: Shuffle, lane: Lane, state: State | None) -> None:
+        state = state or {"window": 0, "taken": 0, "below": None}
+        self._size = stage.window
+        self._key = key_of(lane.seed, "shuffle", lane.source, lane.index, stage.twins_below())
+        self._below = Cursor(stage.below.open(lane, state["below"]))
+        self._number: int = state["window"]
+        self._skip: int = state["taken"]  # items of the window that were taken before
+        self._anchor = self._below.state()
+        self._read = False
+
+    def read(self) -> Chunk:
+        if self._read:
+            self._number, self._skip = self._number + 1, 0
+            self._anchor = self._below.state()
+        self._read = True
+        window = self._below.take(self._size)
+        order = keyed_order(self._size, key_of(self._key, self._number))
+        return window.take(order[self._skip :])
+
+    def state(self, taken: int) -> State:
+        taken += self._skip
+        if taken == self._size:
+            return {"window": self._number + 1, "taken": 0, "below": self._below.state()}
+        return {"window": self._number, "taken": taken, "below": self._anchor}

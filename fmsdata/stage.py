@@ -1,0 +1,200 @@
+"""The protocol that every stage follows. A stage is a recipe; its iterator holds the state. Never the two in one object.
+
+An iterator works for one lane. It has two methods: `read` gives the next chunk of items, and `state(taken)` tells where it stood after that many
+items of the chunk, as plain data from which `Stage.open` starts a new iterator. Where chunks begin and end has no meaning; the order of items has.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
+
+from torch.utils.data import IterableDataset
+
+from fmsdata.chunk import Chunk, Item, join_items
+from fmsdata.errors import StageError
+from fmsdata.keys import key_of, mix
+from fmsdata.readers import ArrowShard
+from fmsdata.storage import Recent
+
+State: TypeAlias = dict[str, Any]
+OPEN_SHARDS = 256
+PATIENCE = 20  # epochs without a single item before a stage gives up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """Which lane of the run an iterator works for, and what its random choices are keyed by."""
+
+    index: int = 0
+    count: int = 1
+    seed: int = 0
+    source: str = ""
+    shards: Recent[ArrowShard] = field(default_factory=lambda: Recent(OPEN_SHARDS))
+
+    def named(self, name: str) -> "Lane":
+        """The same lane, for what lies below one name of a mixture."""
+        return replace(self, source=f"{self.source}/{name}" if self.source else name)
+
+
+class Size(NamedTuple):
+    """What one epoch of a stage holds, as far as counts tell."""
+
+    documents: int
+    tokens: int
+
+
+class StageIterator(ABC):
+    """A stage at work for one lane, at some place of its endless sequence of items."""
+
+    @abstractmethod
+    def read(self) -> Chunk:
+        """The next items, at least one."""
+
+    @abstractmethod
+    def state(self, taken: int) -> State:
+        """The state after the first `taken` items of the chunk that was read last (0 before the first)."""
+
+
+class Stage(IterableDataset[Item]):
+    """A recipe for a sequence of items, usually made from the stage below it.
+
+    A stage of your own overrides `transform`, and has state, lanes and rescaling from here:
+
+    >>> class Reverse(Stage):
+    ...     def transform(self, item, key):
+    ...         yield item.replace(item.tokens[::-1])
+    """
+
+    def __init__(self, below: "Stage") -> None:
+        self.below = below
+
+    def transform(self, item: Item, key: int) -> Iterable[Item]:
+        """What one item becomes: none, one or several. All that is random in it must be drawn from `key`."""
+        raise NotImplementedError(f"{type(self).__name__} must override transform() or open()")
+
+    def open(self, lane: Lane, state: State | None = None) -> StageIterator:
+        """An iterator for this lane, at its start or at a state that an earlier one told."""
+        return _TransformIterator(self, lane, state)
+
+    def children(self) -> Mapping[str, "Stage"]:
+        """The stages below, by name."""
+        return {"below": self.below}
+
+    def parameters(self) -> State:
+        """What the order or the content of the items depends on: by default, the public attributes."""
+        children = set(map(id, self.children().values()))
+        return {
+            name: _plain(value)
+            for name, value in sorted(vars(self).items())
+            if not name.startswith("_") and id(value) not in children
+        }
+
+    def describe(self) -> State:
+        """The stage and all below it as plain data. A saved state belongs to a pipeline with the same description."""
+        below = {name: stage.describe() for name, stage in sorted(self.children().items())}
+        return {"stage": type(self).__name__, **self.parameters(), **({"children": below} if below else {})}
+
+    def size(self) -> Size:
+        """Documents and tokens of one epoch."""
+        sizes = [stage.size() for stage in self.children().values()]
+        return Size(sum(size.documents for size in sizes), sum(size.tokens for size in sizes))
+
+    def twins_below(self) -> int:
+        """How many stages of the same class lie below, so that two of them don't make the same random choices."""
+        return max((_count(stage, type(self)) for stage in self.children().values()), default=0)
+
+    def __iter__(self) -> Iterator[Item]:
+        """The items, one by one, as a single lane reads them. To read on several ranks, put a `Rescalable` on top."""
+        iterator = self.open(Lane())
+        while True:
+            yield from iterator.read()
+
+
+class Cursor:
+    """Takes any number of items from an iterator, and knows the state in between."""
+
+    def __init__(self, iterator: StageIterator) -> None:
+        self._iterator = iterator
+        self._chunk: Chunk | None = None
+        self._taken = 0
+
+    def take(self, count: int) -> Chunk:
+        parts = []
+        while count:
+            if self._chunk is None or self._taken == len(self._chunk):
+                self._chunk, self._taken = self._iterator.read(), 0
+            stop = min(self._taken + count, len(self._chunk))
+            parts.append(self._chunk.slice(self._taken, stop))
+            count -= stop - self._taken
+            self._taken = stop
+        return Chunk.join(parts)
+
+    def state(self) -> State:
+        return self._iterator.state(self._taken)
+
+
+class _TransformIterator(StageIterator):
+    """Applies a stage's `transform` to each item. The state is the one below before the item in progress, and how much of it was taken."""
+
+    def __init__(self, stage: Stage, lane: Lane, state: State | None) -> None:
+        self._stage = stage
+        self._below = stage.below.open(lane, state and state["below"])
+        self._skip: int = state["skip"] if state else 0  # outputs of the first item that were taken before
+        self._salt = key_of(type(stage).__name__, stage.twins_below())
+        self._parents: list[int] = []  # for each output of this chunk, the item it was made of
+        self._read = 0  # items of the chunk below
+        self._patience = PATIENCE * max(1000, stage.below.size().documents)
+
+    def read(self) -> Chunk:
+        if self._parents:
+            self._skip = 0
+        dropped = 0
+        while True:
+            chunk = self._below.read()
+            items: list[Item] = []
+            self._parents, self._read = [], len(chunk)
+            for i, item in enumerate(chunk):
+                made = self._make(item)[self._skip if i == 0 else 0 :]
+                items += made
+                self._parents += [i] * len(made)
+            if items:
+                return join_items(items)
+            self._skip = 0
+            dropped += len(chunk)
+            if dropped > self._patience:
+                raise StageError(
+                    f"{type(self._stage).__name__} dropped {dropped} items in a row, {PATIENCE} epochs of what it reads: "
+                    "nothing passes it"
+                )
+
+    def state(self, taken: int) -> State:
+        if taken == len(self._parents):
+            return {"skip": 0 if self._read else self._skip, "below": self._below.state(self._read)}
+        parent = self._parents[taken]
+        skip = taken - self._parents.index(parent)
+        return {"skip": skip + (self._skip if parent == 0 else 0), "below": self._below.state(parent)}
+
+    def _make(self, item: Item) -> list[Item]:
+        made = list(self._stage.transform(item, mix(item.key ^ self._salt)))
+        for one in made:
+            if not isinstance(one, Item):
+                raise StageError(f"{type(self._stage).__name__}.transform gave a {type(one).__name__}, not an Item; use item.replace(tokens)")
+        return [one for one in made if len(one)]
+
+
+def _count(stage: Stage, kind: type[Stage]) -> int:
+    below = max((_count(child, kind) for child in stage.children().values()), default=0)
+    return below + (type(stage) is kind)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(one) for one in (sorted(value) if isinstance(value, set | frozenset) else value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if callable(value):
+        return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', type(value).__qualname__)}"
+    return type(value).__qualname__

@@ -1,0 +1,87 @@
+"""The state of a run as plain data: what is in it, and whether it belongs to the run that wants to go on with it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fmsdata.errors import StateError
+from fmsdata.stage import State
+
+VERSION = 1
+
+
+def pack_state(description: State, lanes: Mapping[str, State], *, rank: int, world_size: int) -> State:
+    """One rank's state: its lanes, and a description of all that their order depends on."""
+    return {
+        "version": VERSION,
+        "rank": rank,
+        "world_size": world_size,
+        "pipeline": description,
+        "lanes": dict(lanes),
+    }
+
+
+def unpack_states(states: State | Sequence[State], description: State, lanes: Sequence[int]) -> dict[str, State]:
+    """The states of these lanes, from one rank's state or from those of several ranks, after checking that they belong here."""
+    many = [states] if isinstance(states, Mapping) else list(states)
+    found: dict[str, State] = {}
+    for state in many:
+        _check(state, description)
+        for lane, mine in state["lanes"].items():
+            if found.setdefault(lane, mine) != mine:
+                raise StateError(f"lane {lane} is in two states, at different places; give the states of one step of one run")
+    missing = [lane for lane in lanes if str(lane) not in found]
+    if missing:
+        of = ", ".join(f"rank {state['rank']} of {state['world_size']}" for state in many[:4]) or "none"
+        raise StateError(
+            f"no state for lane {_few(missing)}: given were the states of {of}; "
+            "on another number of ranks, give the list of all ranks' states"
+        )
+    return {str(lane): found[str(lane)] for lane in lanes}
+
+
+def _check(state: Any, description: State) -> None:
+    if not isinstance(state, Mapping) or not isinstance(state.get("version"), int):
+        raise StateError("this is not a loader's state: it has no version")
+    if state["version"] != VERSION:
+        raise StateError(
+            f"the state has version {state['version']} and this fmsdata reads version {VERSION}; "
+            + ("use a newer fmsdata" if state["version"] > VERSION else "use the fmsdata that wrote it")
+        )
+    if absent := {"rank", "world_size", "pipeline", "lanes"} - set(state):
+        raise StateError(f"the state lacks {', '.join(sorted(absent))}: it is torn or was edited")
+    saved = state["pipeline"]
+    for name, why in (("seed", "the order of everything follows from it"), ("lanes", "it is fixed for a run")):
+        if saved[name] != description[name]:
+            raise StateError(f"the state was saved with {name} {saved[name]} and this run has {name} {description[name]}; {why}")
+    differences = list(_compare(saved["lines"], description["lines"], ""))
+    if differences:
+        raise StateError("the state belongs to another pipeline: " + "; ".join(differences))
+
+
+def _compare(saved: Any, now: Any, where: str) -> Iterator[str]:
+    """In words, where two descriptions differ."""
+    if isinstance(saved, Mapping) and isinstance(now, Mapping):
+        if saved.get("stage") == now.get("stage") == "ShardReader" and saved["digest"] != now["digest"]:
+            yield f"the shards of source {where or 'below'!r} changed: {_shards(saved)} when it was saved, {_shards(now)} now"
+            return
+        if saved.get("stage") != now.get("stage"):
+            yield f"{saved.get('stage')} where there is {now.get('stage')} now"
+            return
+        for name in sorted(set(saved) | set(now)):
+            inner = where if name in ("children", "below") else f"{where}/{name}".lstrip("/")
+            if name not in now:
+                yield f"{inner} is gone"
+            elif name not in saved:
+                yield f"{inner} is new"
+            else:
+                yield from _compare(saved[name], now[name], inner)
+    elif saved != now:
+        yield f"{where} was {saved} when it was saved and is {now} now"
+
+
+def _shards(reader: Mapping[str, Any]) -> str:
+    return f"{reader['shards']} shards, {reader['documents']} documents, {reader['tokens']} tokens ({reader['digest'][:6]})"
+
+
+def _few(lanes: Sequence[int]) -> str:
+    return ", ".join(map(str, lanes[:8])) + (f" and {len(lanes) - 8} more" if len(lanes) > 8 else "")

@@ -1,0 +1,44 @@
+"""Tasks: what a line becomes for the model. The data below is the same for all of them."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from fmsdata.batch import Batch, widen
+from fmsdata.errors import ConfigError
+
+IGNORED = -100
+
+
+class Task(Protocol):
+    """Turns a batch of lines into the fields that the trainer gets."""
+
+    @property
+    def extra_tokens(self) -> int:
+        """How many tokens a line is longer than what the model sees."""
+
+    def __call__(self, batch: Batch) -> dict[str, torch.Tensor]: ...
+
+
+@dataclass(frozen=True)
+class CausalLM:
+    """Predict the next token: `labels` are `input_ids` one further on, and -100 where there is nothing to learn.
+
+    >>> task = CausalLM(prompt_len=1)
+    """
+
+    prompt_len: int = 0
+    extra_tokens: int = 1
+
+    def __post_init__(self) -> None:
+        if self.prompt_len < 0:
+            raise ConfigError(f"prompt_len is {self.prompt_len}; it can't be below zero")
+
+    def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
+        labels = widen(batch.tokens[:, 1:])
+        labels[:, : self.prompt_len] = IGNORED
+        for row, padding in enumerate(batch.padding):
+            if padding:
+                labels[row, -padding:] = IGNORED
+        return {"input_ids": widen(batch.tokens[:, :-1]), "labels": labels}
