@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fmsdata.chunk import BEGINS, DOCUMENT, LENGTH, PADDING, Chunk, Span, epochs, offsets, provenance
+from fmsdata.chunk import BEGINS, DOCUMENT, LENGTH, PADDING, Chunk, Span, epochs, provenance
 from fmsdata.errors import ConfigError, StageError
-from fmsdata.keys import Ints
+from fmsdata.keys import Ints, offsets
 from fmsdata.readers import Tokens
 
 Row: TypeAlias = tuple[Chunk, int]
@@ -27,13 +27,14 @@ class Batch:
     @cached_property
     def tokens(self) -> Tokens:
         """The tokens, (lines, line length), in the narrowest type that all shards of the batch fit in."""
-        pieces: list[Tokens] = []
+        pieces: list[Tokens | bytes] = []
+        dtypes = set()
         for chunk, row in self.rows:
-            pieces += chunk.pieces(row, row + 1)
-        flat = np.concatenate(pieces)
-        if flat.dtype.kind not in "iu":  # uint64 beside a signed type
-            flat = np.concatenate(pieces, dtype=np.int64, casting="unsafe")
-        return flat.reshape(len(self.rows), -1)
+            pieces += chunk.pieces(row)
+            dtypes.add(chunk.dtype)
+        if len(dtypes) > 1:
+            return np.stack([chunk[row].tokens.astype(np.int64) for chunk, row in self.rows])
+        return np.frombuffer(b"".join(pieces), dtypes.pop()).reshape(len(self.rows), -1)
 
     @cached_property
     def padding(self) -> list[int]:
@@ -79,7 +80,9 @@ def _document_ids(batch: Batch) -> torch.Tensor:
 
 
 def _position_ids(batch: Batch) -> torch.Tensor:
-    return torch.arange(len(batch.rows) * batch.length).view(len(batch.rows), -1) - batch.spread(batch.segments[0])
+    return torch.arange(len(batch.rows) * batch.length).view(len(batch.rows), -1) - batch.spread(
+        batch.segments[0]
+    )
 
 
 def _cu_seqlens(batch: Batch) -> torch.Tensor:
@@ -115,7 +118,11 @@ def collect(rows: list[Row], extra_tokens: int) -> Batch:
     lengths = {chunk.line_length for chunk, _ in rows}
     length = max(lengths) - extra_tokens
     if len(lengths) > 1:
-        raise StageError(f"lines of {' and '.join(map(str, sorted(lengths)))} tokens can't be in one batch; put a Pack below")
+        raise StageError(
+            f"lines of {' and '.join(map(str, sorted(lengths)))} tokens can't be in one batch; put a Pack below"
+        )
     if length < 1:
-        raise ConfigError(f"seq_len {max(lengths)} is too short: this task takes {extra_tokens} token more than the model sees")
+        raise ConfigError(
+            f"seq_len {max(lengths)} is too short: this task takes {extra_tokens} token more than the model sees"
+        )
     return Batch(rows, length)

@@ -7,13 +7,13 @@ that table. Tokens stay where they are until a batch is made of them.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fmsdata.errors import StageError
-from fmsdata.keys import Ints, mix
+from fmsdata.keys import Ints, mix, offsets
 from fmsdata.readers import Tokens
 
 # The columns of the table of spans.
@@ -73,10 +73,13 @@ class Chunk:
 
     def take(self, items: Ints) -> "Chunk":
         """The items with these numbers, in this order."""
-        count = (self.first[1:] - self.first[:-1])[items]
+        start = self.first.take(items)
+        count = self.first.take(items + 1) - start
         first = offsets(count)
-        index = np.repeat(self.first[:-1][items] - first[:-1], count) + np.arange(first[-1])
-        return Chunk(self.buffers, self.spans[index], first)
+        if len(first) > first[-1]:  # one span an item
+            return Chunk(self.buffers, self.spans.take(start, axis=0), first)
+        index = np.repeat(start - first[:-1], count) + np.arange(first[-1])
+        return Chunk(self.buffers, self.spans.take(index, axis=0), first)
 
     def lengths(self) -> Ints:
         """The number of tokens in each item."""
@@ -88,7 +91,9 @@ class Chunk:
         """The length that all items have."""
         lengths = self.lengths()
         if lengths.min() != lengths.max():
-            raise StageError(f"lines of {lengths.min()} and of {lengths.max()} tokens can't be in one batch; put a Pack below")
+            raise StageError(
+                f"lines of {lengths.min()} and of {lengths.max()} tokens can't be in one batch; put a Pack below"
+            )
         return int(lengths[0])
 
     @cached_property
@@ -99,12 +104,17 @@ class Chunk:
 
     def at(self, spans: Ints, offset: Ints) -> Ints:
         """The token at an offset of each of these spans."""
-        out = np.empty(len(spans), np.int64)
-        where = self.spans[spans]
-        place = where[:, START] + offset
-        for buffer in np.unique(where[:, BUFFER]).tolist():
-            mine = where[:, BUFFER] == buffer
-            out[mine] = self.buffers[buffer].tokens[place[mine]]
+        buffer = self.spans[:, BUFFER].take(spans)
+        place = self.spans[:, START].take(spans) + offset
+        order = np.argsort(buffer, kind="stable")
+        place = place.take(order)
+        edges = np.searchsorted(buffer.take(order), np.arange(len(self.buffers) + 1)).tolist()
+        found = np.empty(len(order), np.int64)
+        for one, low, high in zip(self.buffers, edges, edges[1:], strict=False):
+            if low < high:
+                found[low:high] = one.tokens.take(place[low:high])
+        out = np.empty(len(order), np.int64)
+        out[order] = found
         return out
 
     def first_tokens(self) -> Ints:
@@ -117,35 +127,42 @@ class Chunk:
 
     def with_heads(self, where: npt.NDArray[np.bool_], token: Tokens) -> "Chunk":
         """A token put in front of the items at `where`. It belongs to the document it stands before."""
-        grown, heads, _ = self._grow(where, np.zeros(len(self), bool))
-        grown.spans[heads] = (len(self.buffers), 0, 1, INSERTED, 0, 0)
-        grown.spans[heads, BEGINS] = grown.spans[heads + 1, BEGINS]
-        grown.spans[heads + 1, BEGINS] = 0
-        grown.buffers.append(Buffer(token))
-        return grown
+        first = self.first + offsets(where)
+        chunk = self._with(first, first[:-1][where], Buffer(token), INSERTED)
+        heads = first[:-1][where]
+        chunk.spans[heads, BEGINS] = chunk.spans[heads + 1, BEGINS]
+        chunk.spans[heads + 1, BEGINS] = 0
+        return chunk
 
-    def with_tails(self, where: npt.NDArray[np.bool_], tokens: Tokens, length: Ints | int = 1, kind: int = INSERTED) -> "Chunk":
+    def with_tails(
+        self, where: npt.NDArray[np.bool_], tokens: Tokens, length: Ints | int = 1, kind: int = INSERTED
+    ) -> "Chunk":
         """Tokens put behind the items at `where`: one, or as many of the array as `length` says."""
-        grown, _, tails = self._grow(np.zeros(len(self), bool), where)
-        grown.spans[tails] = (len(self.buffers), 0, 1, kind, 0, kind == PADDING)
-        grown.spans[tails, LENGTH] = length
-        grown.buffers.append(Buffer(tokens))
-        return grown
+        first = self.first + offsets(where)
+        tails = first[1:][where] - 1
+        chunk = self._with(first, tails, Buffer(tokens), kind)
+        if kind == PADDING:
+            chunk.spans[tails, LENGTH] = length
+            chunk.spans[tails, BEGINS] = 1
+        return chunk
 
-    def _grow(self, head: npt.NDArray[np.bool_], tail: npt.NDArray[np.bool_]) -> tuple["Chunk", Ints, Ints]:
-        """Make room for a span before or behind some items; also the places that are free."""
-        first = self.first + offsets(head.astype(np.int64) + tail)
-        spans = np.empty((first[-1], COLUMNS), np.int64)
-        count = self.first[1:] - self.first[:-1]
-        spans[np.repeat(first[:-1] + head - self.first[:-1], count) + np.arange(len(self.spans))] = self.spans
-        return Chunk(list(self.buffers), spans, first), first[:-1][head], first[1:][tail] - 1
+    def _with(self, first: Ints, places: Ints, buffer: Buffer, kind: int) -> "Chunk":
+        """The same spans with one more at each of these places."""
+        index = np.ones(first[-1], np.int64)
+        index[places] = 0
+        index = np.cumsum(index) - 1
+        index[places] = len(self.spans)
+        span = [[len(self.buffers), 0, 1, kind, 0, 0]]
+        return Chunk([*self.buffers, buffer], np.concatenate([self.spans, span]).take(index, axis=0), first)
 
     def compact(self) -> "Chunk":
         """The same items without the buffers that none of them uses, so that those can be unmapped."""
-        used, index = np.unique(self.spans[:, BUFFER], return_inverse=True)
+        buffer = self.spans[:, BUFFER]
+        used = np.zeros(len(self.buffers), bool)
+        used[buffer] = True
         spans = self.spans.copy()
-        spans[:, BUFFER] = index
-        return Chunk([self.buffers[i] for i in used.tolist()], spans, self.first)
+        spans[:, BUFFER] = offsets(used).take(buffer)
+        return Chunk([self.buffers[i] for i in np.flatnonzero(used).tolist()], spans, self.first)
 
     @staticmethod
     def join(chunks: Sequence["Chunk"]) -> "Chunk":
@@ -162,11 +179,48 @@ class Chunk:
             buffers += chunk.buffers
         return Chunk(buffers, spans, offsets(count))
 
-    def pieces(self, start: int, stop: int) -> list[Tokens]:
-        """The tokens of the items `start` to `stop - 1` as views of the buffers, in order."""
-        rows = self.spans[self.first[start] : self.first[stop], : LENGTH + 1].tolist()
-        buffers = self.buffers
-        return [buffers[buffer].tokens[begin : begin + length] for buffer, begin, length in rows]
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """The integer type that all tokens fit in."""
+        types = {buffer.tokens.dtype for buffer in self.buffers}
+        common = np.result_type(*types)
+        return common if common.kind in "iu" else np.dtype(np.int64)
+
+    @cached_property
+    def _arrays(self) -> tuple[list[Any], list[bytes | None]]:
+        """Each buffer's tokens in `dtype`; and, of inserted tokens, the one piece that there is of them."""
+        arrays: list[Any] = [buffer.tokens for buffer in self.buffers]
+        whole: list[bytes | None] = [None] * len(arrays)
+        for i, buffer in enumerate(self.buffers):
+            if buffer.tokens.dtype != self.dtype:
+                constant = not buffer.source
+                arrays[i] = (
+                    buffer.tokens.astype(self.dtype) if constant else _Converted(buffer.tokens, self.dtype)
+                )
+            if not buffer.source and len(buffer.tokens) == 1:
+                whole[i] = arrays[i].tobytes()
+        return arrays, whole
+
+    def pieces(self, item: int) -> list[Tokens | bytes]:
+        """The tokens of each span of an item, in `dtype`: views of the buffers wherever those have that type."""
+        arrays, whole = self._arrays
+        low, high = self._bounds[item], self._bounds[item + 1]
+        rows = self.spans[low:high, : LENGTH + 1].tolist()
+        return [whole[buffer] or arrays[buffer][begin : begin + length] for buffer, begin, length in rows]
+
+    @cached_property
+    def _bounds(self) -> list[int]:
+        return self.first.tolist()
+
+
+class _Converted:
+    """Slices of an array in another type, for sources whose shards don't have the same."""
+
+    def __init__(self, tokens: Tokens, dtype: np.dtype[Any]) -> None:
+        self._tokens, self._dtype = tokens, dtype
+
+    def __getitem__(self, where: slice) -> Tokens:
+        return self._tokens[where].astype(self._dtype)
 
 
 class Item:
@@ -190,8 +244,8 @@ class Item:
     @cached_property
     def tokens(self) -> Tokens:
         """The tokens. Of a plain document a view of the mapped shard: copy before writing to it."""
-        pieces = self.chunk.pieces(0, 1)
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        pieces = self.chunk.pieces(0)
+        return pieces[0] if len(pieces) == 1 else np.frombuffer(b"".join(pieces), self.chunk.dtype)
 
     @property
     def spans(self) -> list[Span]:
@@ -256,13 +310,6 @@ class Item:
     @property
     def _origin(self) -> Buffer:
         return self.chunk.buffers[int(self.chunk.spans[self._stored, BUFFER])]
-
-
-def offsets(counts: Ints) -> Ints:
-    """0, and the running sum of the counts."""
-    out = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=out[1:])
-    return out
 
 
 def constant(token: int, length: int = 1) -> Tokens:

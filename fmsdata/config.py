@@ -84,7 +84,9 @@ class Config(Section):
         return {"name": value} if isinstance(value, str) else value
 
 
-def read_config(config: str | os.PathLike[str] | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:
+def read_config(
+    config: str | os.PathLike[str] | Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+) -> Config:
     """Read and check a configuration, with dotted overrides such as `{"loader.batch_size": 4}` applied."""
     if isinstance(config, Mapping):
         name, values = "configuration", _deep_copy(config)
@@ -116,12 +118,19 @@ def build_loader(
     >>> loader = build_loader("configs/demo.yaml", {"loader.batch_size": 4}, rank=0, world_size=1)     # doctest: +SKIP
     """
     told = read_config(config, overrides)
+    return make_loader(told, build_data(told), rank=rank, world_size=world_size)
+
+
+def make_loader(
+    config: Config, data: Rescalable, *, rank: int | None = None, world_size: int | None = None
+) -> StatefulDataLoader:
+    """The loader that a configuration describes, over stages that were built of it before."""
     return StatefulDataLoader(
-        build_data(told),
-        batch_size=told.loader.batch_size,
-        num_workers=told.loader.num_workers,
-        outputs=told.loader.outputs,
-        task=_task(told),
+        data,
+        batch_size=config.loader.batch_size,
+        num_workers=config.loader.num_workers,
+        outputs=config.loader.outputs,
+        task=_task(config),
         rank=rank,
         world_size=world_size,
     )
@@ -152,7 +161,11 @@ def _mixture(config: Config) -> Mixture:
 
     def reader(name: str) -> ShardReader:
         return ShardReader(
-            paths[name], name=name, column=documents.column, strip=documents.strip, min_length=documents.min_length
+            paths[name],
+            name=name,
+            column=documents.column,
+            strip=documents.strip,
+            min_length=documents.min_length,
         )
 
     if config.sources is not None:
@@ -171,10 +184,14 @@ def _source_paths(root: Path, sources: Mapping[str, SourceConfig] | None) -> dic
     if sources is None:
         found = sorted({shard.partition("/")[0] for shard in list_files(root, SUFFIXES) if "/" in shard})
         if not found:
-            raise DataError(f"{root}: no sub-folder holds shards ({', '.join(SUFFIXES)}); check `path`, or name the `sources`")
+            raise DataError(
+                f"{root}: no sub-folder holds shards ({', '.join(SUFFIXES)}); check `path`, or name the `sources`"
+            )
         return {name: root / name for name in found}
     if not sources:
-        raise ConfigError("`sources` is empty; name at least one, or leave it out to take every sub-folder with shards")
+        raise ConfigError(
+            "`sources` is empty; name at least one, or leave it out to take every sub-folder with shards"
+        )
     return {name: root / (source.path or name) for name, source in sources.items()}
 
 
@@ -205,4 +222,6 @@ def _in_words(error: Any) -> str:
         section = SourceConfig if field is None else field.annotation
     known = list(getattr(section, "model_fields", {}))
     close = difflib.get_close_matches(where[-1], known, n=1)
-    return f"  {'.'.join(where)}: unknown key; " + (f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}")
+    return f"  {'.'.join(where)}: unknown key; " + (
+        f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+    )

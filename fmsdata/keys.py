@@ -41,11 +41,18 @@ def mix(x: KeyLike) -> KeyLike:
 
 
 def keyed_order(n: int, key: int) -> Ints:
-    """The numbers 0 to n-1 in the order that the key decides.
+    """The numbers 0 to n-1 in the order that the key decides: sorted by mixed values, of which no two are the same.
 
     >>> sorted(keyed_order(5, key=1).tolist())
     [0, 1, 2, 3, 4]
     """
     if n == 1:
         return np.zeros(1, np.int64)
-    return np.argsort(mix(np.arange(n, dtype=np.uint64) ^ np.uint64(mix(key))), kind="stable")
+    return np.argsort(mix(np.arange(n, dtype=np.uint64) ^ np.uint64(mix(key))))
+
+
+def offsets(counts: Ints | npt.NDArray[np.bool_]) -> Ints:
+    """0, and the running sum of the counts."""
+    out = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=out[1:])
+    return out

@@ -97,7 +97,9 @@ class _RunningLane:
             self._row = int(state["skip"])
             self._iterator = stage.open(lane, state["anchor"])
         except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise StateError(f"the state of lane {lane.index} is malformed ({type(error).__name__}: {error})") from None
+            raise StateError(
+                f"the state of lane {lane.index} is malformed ({type(error).__name__}: {error})"
+            ) from None
         self._anchor = self._iterator.state(0)
         self._chunk: Chunk | None = None
 
@@ -138,4 +140,6 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None) 
     try:
         return int(told[0]), int(told[1])
     except ValueError:
-        raise ConfigError(f"RANK={told[0]!r}, WORLD_SIZE={told[1]!r} in the environment: both must be numbers") from None
+        raise ConfigError(
+            f"RANK={told[0]!r}, WORLD_SIZE={told[1]!r} in the environment: both must be numbers"
+        ) from None

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from fmsdata.chunk import Chunk, offsets
+from fmsdata.chunk import Chunk
 from fmsdata.errors import ConfigError
-from fmsdata.keys import Ints, key_of
+from fmsdata.keys import Ints, key_of, offsets
 from fmsdata.stage import Lane, Stage, StageIterator, State
 
 
@@ -44,9 +44,13 @@ def check_weights(sources: Mapping[str, object], weights: Mapping[str, float]) -
     """Raise unless every source has a positive weight, and nothing else has one."""
     for name, weight in weights.items():
         if name not in sources:
-            raise ConfigError(f"weight for unknown source {name!r}; the sources are {', '.join(sorted(sources))}")
+            raise ConfigError(
+                f"weight for unknown source {name!r}; the sources are {', '.join(sorted(sources))}"
+            )
         if not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
-            raise ConfigError(f"source {name!r}: weight {weight!r} must be a number above zero; remove the source to leave it out")
+            raise ConfigError(
+                f"source {name!r}: weight {weight!r} must be a number above zero; remove the source to leave it out"
+            )
     if missing := sorted(set(sources) - set(weights)):
         raise ConfigError(f"no weight for source {', '.join(map(repr, missing))}")
 
@@ -80,7 +84,7 @@ class _Feed:
         if chunk is None:
             raise RuntimeError("fill() comes first")
         self._begin, self._cursor = self._cursor, int(np.searchsorted(self._due[:-1], time))
-        return chunk.slice(self._begin, self._cursor), self._due[self._begin : self._cursor]
+        return chunk.slice(self._begin, self._cursor).compact(), self._due[self._begin : self._cursor]
 
     def state(self, taken: int) -> State:
         at = self._begin + taken
@@ -117,6 +121,7 @@ class _MixtureIterator(StageIterator):
         counts = np.bincount(self._from[:taken], minlength=len(self._feeds)).tolist()
         return {
             "sources": {
-                name: feed.state(count) for (name, feed), count in zip(self._feeds.items(), counts, strict=True)
+                name: feed.state(count)
+                for (name, feed), count in zip(self._feeds.items(), counts, strict=True)
             }
         }

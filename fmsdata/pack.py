@@ -45,9 +45,15 @@ class Pack(Stage):
             raise ConfigError(f"pack mode {mode!r}: use {' or '.join(map(repr, MODES))}")
         needed = 1 + (bol is not None) + (eol is not None)
         if seq_len < needed:
-            raise ConfigError(f"seq_len is {seq_len}; a line needs room for at least {needed} tokens (bol, eol and one of a document)")
+            raise ConfigError(
+                f"seq_len is {seq_len}; a line needs room for at least {needed} tokens (bol, eol and one of a document)"
+            )
         if (pad is None) == (mode == "pad"):
-            raise ConfigError("pack mode 'pad' needs a `pad` token" if pad is None else f"pad={pad} is only for pack mode 'pad'")
+            raise ConfigError(
+                "pack mode 'pad' needs a `pad` token"
+                if pad is None
+                else f"pad={pad} is only for pack mode 'pad'"
+            )
         self.seq_len = seq_len
         self.mode = mode
         self.bol = bol
@@ -75,7 +81,9 @@ class Run:
     def token(self, place: int) -> int:
         span = int(np.searchsorted(self.span_ends, place, side="right"))
         buffer, start, length = self.documents.spans[span, : LENGTH + 1].tolist()
-        return int(self.documents.buffers[buffer].tokens[start + place - (int(self.span_ends[span]) - length)])
+        return int(
+            self.documents.buffers[buffer].tokens[start + place - (int(self.span_ends[span]) - length)]
+        )
 
     def document_at(self, place: int) -> tuple[int, int]:
         """The document that the token at a place belongs to, and how much of it lies before."""
@@ -86,11 +94,12 @@ class Run:
         """The tokens between neighbouring places, as one item each."""
         ends = self.span_ends
         inner = ends[np.searchsorted(ends, places[0], "right") : np.searchsorted(ends, places[-1])]
-        edges = np.unique(np.concatenate([places, inner]))
+        edges = np.sort(np.concatenate([places, inner]), kind="stable")
+        edges = edges[np.append(True, edges[1:] != edges[:-1])]
         begin = edges[:-1]
         parent = np.searchsorted(ends, begin, side="right")
-        spans = self.documents.spans[parent]
-        into = begin - (ends[parent] - spans[:, LENGTH])
+        spans = self.documents.spans.take(parent, axis=0)
+        into = begin - (ends.take(parent) - spans[:, LENGTH])
         spans[:, START] += into
         spans[:, POSITION] += into
         spans[:, LENGTH] = edges[1:] - begin
@@ -126,9 +135,14 @@ class _PackIterator(StageIterator):
         self._padding = None if pack.pad is None else constant(pack.pad, pack.seq_len)
         self._below = pack.below.open(lane, state and state["below"])
         self._pending: Chunk | None = None  # documents that are not in lines yet
-        self._anchor: State = {"used": state["used"] if state else 0, "below": self._below.state(0)}  # where they start
+        self._anchor: State = {
+            "used": state["used"] if state else 0,
+            "below": self._below.state(0),
+        }  # where they start
         self._run: Run | None = None
-        self._places: Ints = np.zeros(1, np.int64)  # where in the run each line of the chunk starts, and where the last ends
+        self._places: Ints = np.zeros(
+            1, np.int64
+        )  # where in the run each line of the chunk starts, and where the last ends
         self._held = 0  # documents of the run that are not of the chunk below
 
     def read(self) -> Chunk:
@@ -137,7 +151,9 @@ class _PackIterator(StageIterator):
             self._anchor = self._state_at(end)
             document, _ = self._run.document_at(end)
             documents = self._run.documents
-            self._pending = documents.slice(document, len(documents)).compact() if document < len(documents) else None
+            self._pending = (
+                documents.slice(document, len(documents)).compact() if document < len(documents) else None
+            )
         held = [self._pending] if self._pending else []
         while True:
             self._held = sum(map(len, held))

@@ -1,13 +1,14 @@
 """ShardReader: the documents of one source, in the order that the plan gives this lane."""
 
 import os
+from bisect import bisect_right
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fmsdata.chunk import Buffer, Chunk
+from fmsdata.chunk import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, Buffer, Chunk
 from fmsdata.counts import read_counts
 from fmsdata.errors import ConfigError, CountsError, DataError
 from fmsdata.keys import Ints, key_of, keyed_order
@@ -17,7 +18,7 @@ from fmsdata.stage import Lane, Size, Stage, StageIterator, State
 from fmsdata.storage import local_path
 
 BLOCK_TOKENS = 1 << 18
-CHUNK_DOCUMENTS = 64  # small blocks are read together, until there are this many documents
+CHUNK_DOCUMENTS, CHUNK_TOKENS = 1024, 1 << 20  # blocks are read together, until there are this many of either
 
 
 class ShardReader(Stage):
@@ -88,6 +89,17 @@ class ShardReader(Stage):
         return opened
 
 
+class _LaneBlock(NamedTuple):
+    """A block as a lane reads it: its documents that are long enough, and the number of documents visited before each."""
+
+    size: int
+    chunk: Chunk
+    visited: Ints
+
+
+NOTHING = Chunk([], np.empty((0, COLUMNS), np.int64), np.zeros(1, np.int64))
+
+
 class _ReaderIterator(StageIterator):
     """The state is which block of this lane comes next, and which document in it."""
 
@@ -101,64 +113,70 @@ class _ReaderIterator(StageIterator):
         )
         self._place: int = state["block"] if state else 0  # the block to read next
         self._visited: int = state["document"] if state else 0  # documents of it that were visited before
-        self._at = np.array([[self._place, self._visited]])  # the state before each document of the chunk, and behind it
+        self._wanted = 1  # documents to read at once; grows, so that a rare source starts fast and a frequent one runs fast
+        self._blocks: list[
+            tuple[int, Ints]
+        ] = []  # of the chunk: the place of each, and the documents visited before each document
+        self._first: list[int] = [0]  # the first document of each
 
     def read(self) -> Chunk:
         chunks: list[Chunk] = []
-        places: list[Ints] = []
+        self._blocks, self._first = [], [0]
         documents = tokens = empty = 0
-        while documents < CHUNK_DOCUMENTS and tokens < self._reader.block_tokens:
-            chunk, visited = self._read_block(self._place, self._visited)
-            if len(chunk):
-                chunks.append(chunk)
-                places.append(np.stack([np.full(len(chunk), self._place), visited], axis=1))
-                documents += len(chunk)
-                tokens += int(chunk.lengths().sum())
-            else:
+        while not chunks or (documents < self._wanted and tokens < CHUNK_TOKENS):
+            block = self._read_block(*self._order[self._place], self._visited)
+            documents += block.size
+            if len(block.visited):
+                chunks.append(block.chunk)
+                self._blocks.append((self._place, block.visited))
+                self._first.append(self._first[-1] + len(block.visited))
+                tokens += int(block.chunk.spans[:, LENGTH].sum())
+            elif not chunks:
                 empty += 1
-                if empty > self._plan.blocks and not chunks:
+                if empty > self._plan.blocks:
                     self._require_a_document()
                     empty = 0
             self._place, self._visited = self._place + 1, 0
-        self._at = np.concatenate([*places, [[self._place, 0]]])
+        self._wanted = min(2 * self._wanted, CHUNK_DOCUMENTS)
         return Chunk.join(chunks)
 
     def state(self, taken: int) -> State:
-        block, document = self._at[taken].tolist()
-        return {"block": block, "document": document}
+        if taken == self._first[-1]:
+            return {"block": self._place, "document": self._visited}
+        block = bisect_right(self._first, taken) - 1
+        place, visited = self._blocks[block]
+        return {"block": place, "document": int(visited[taken - self._first[block]])}
 
-    def _read_block(self, place: int, visited: int = 0) -> tuple[Chunk, Ints]:
-        """The documents of a block that are long enough, and for each the number of documents visited before it."""
-        epoch, number = self._order[place]
-        return self._read_numbered(epoch, number, visited)
-
-    def _read_numbered(self, epoch: int, number: int, visited: int = 0) -> tuple[Chunk, Ints]:
+    def _read_block(self, epoch: int, number: int, visited: int = 0) -> "_LaneBlock":
         reader, lane = self._reader, self._lane
         shard, first, stop = self._plan.block(number)
         opened = lane.shards.get((reader, shard), lambda: reader.open_shard(shard, self._source))
         block = opened.read(first, stop)
-        key = key_of(lane.seed, self._source, epoch, number)
         start, length = block.start, block.length
         if reader.strip:
             start, length = _strip(block, np.array(reader.strip))
+        enough = length >= max(1, reader.min_length)
+        if not enough.any():
+            return _LaneBlock(stop - first, NOTHING, np.empty(0, np.int64))
+        key = key_of(lane.seed, self._source, epoch, number)
         order = keyed_order(stop - first, key)
-        kept = np.flatnonzero(length[order] >= max(1, reader.min_length))
+        kept = np.flatnonzero(enough.take(order))
         kept = kept[np.searchsorted(kept, visited) :]
-        order = order[kept]
-        spans = np.empty((len(order), 6), np.int64)
-        spans[:, 0] = block.array[order]
-        spans[:, 1] = start[order]
-        spans[:, 2] = length[order]
-        spans[:, 3] = order + first
-        spans[:, 4] = start[order] - block.start[order]
-        spans[:, 5] = 1
+        order = order.take(kept)
+        spans = np.empty((len(order), COLUMNS), np.int64)
+        spans[:, BUFFER] = block.array.take(order)
+        spans[:, START] = start.take(order)
+        spans[:, LENGTH] = length.take(order)
+        spans[:, DOCUMENT] = order + first
+        spans[:, POSITION] = (start - block.start).take(order)
+        spans[:, BEGINS] = 1
         name = reader.counts.shards[shard]
         buffers = [Buffer(array, self._source, name, epoch, key) for array in block.arrays]
-        return Chunk(buffers, spans, np.arange(len(order) + 1)), kept
+        return _LaneBlock(stop - first, Chunk(buffers, spans, np.arange(len(order) + 1)), kept)
 
     def _require_a_document(self) -> None:
         """Raise if no document of the whole source can ever come, instead of looking for one for ever."""
-        if not any(len(self._read_numbered(0, number)[0]) for number in range(self._plan.blocks)):
+        if not any(len(self._read_block(0, number).visited) for number in range(self._plan.blocks)):
             raise DataError(
                 f"source {self._source!r}: none of its {self._reader.size().documents} documents has at least "
                 f"{max(1, self._reader.min_length)} tokens (min_length) after stripping; lower min_length or remove the source"

@@ -179,7 +179,9 @@ class _TransformIterator(StageIterator):
         made = list(self._stage.transform(item, mix(item.key ^ self._salt)))
         for one in made:
             if not isinstance(one, Item):
-                raise StageError(f"{type(self._stage).__name__}.transform gave a {type(one).__name__}, not an Item; use item.replace(tokens)")
+                raise StageError(
+                    f"{type(self._stage).__name__}.transform gave a {type(one).__name__}, not an Item; use item.replace(tokens)"
+                )
         return [one for one in made if len(one)]
 
 
@@ -196,5 +198,7 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if callable(value):
-        return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', type(value).__qualname__)}"
+        return (
+            f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', type(value).__qualname__)}"
+        )
     return type(value).__qualname__

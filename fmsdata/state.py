@@ -20,7 +20,9 @@ def pack_state(description: State, lanes: Mapping[str, State], *, rank: int, wor
     }
 
 
-def unpack_states(states: State | Sequence[State], description: State, lanes: Sequence[int]) -> dict[str, State]:
+def unpack_states(
+    states: State | Sequence[State], description: State, lanes: Sequence[int]
+) -> dict[str, State]:
     """The states of these lanes, from one rank's state or from those of several ranks, after checking that they belong here."""
     many = [states] if isinstance(states, Mapping) else list(states)
     found: dict[str, State] = {}
@@ -28,7 +30,9 @@ def unpack_states(states: State | Sequence[State], description: State, lanes: Se
         _check(state, description)
         for lane, mine in state["lanes"].items():
             if found.setdefault(lane, mine) != mine:
-                raise StateError(f"lane {lane} is in two states, at different places; give the states of one step of one run")
+                raise StateError(
+                    f"lane {lane} is in two states, at different places; give the states of one step of one run"
+                )
     missing = [lane for lane in lanes if str(lane) not in found]
     if missing:
         of = ", ".join(f"rank {state['rank']} of {state['world_size']}" for state in many[:4]) or "none"
@@ -50,9 +54,14 @@ def _check(state: Any, description: State) -> None:
     if absent := {"rank", "world_size", "pipeline", "lanes"} - set(state):
         raise StateError(f"the state lacks {', '.join(sorted(absent))}: it is torn or was edited")
     saved = state["pipeline"]
-    for name, why in (("seed", "the order of everything follows from it"), ("lanes", "it is fixed for a run")):
+    for name, why in (
+        ("seed", "the order of everything follows from it"),
+        ("lanes", "it is fixed for a run"),
+    ):
         if saved[name] != description[name]:
-            raise StateError(f"the state was saved with {name} {saved[name]} and this run has {name} {description[name]}; {why}")
+            raise StateError(
+                f"the state was saved with {name} {saved[name]} and this run has {name} {description[name]}; {why}"
+            )
     differences = list(_compare(saved["lines"], description["lines"], ""))
     if differences:
         raise StateError("the state belongs to another pipeline: " + "; ".join(differences))

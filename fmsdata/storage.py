@@ -28,7 +28,9 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         return Path(text)
     if protocol in ("file", "local"):
         return Path(rest)
-    raise ConfigError(f"path {text!r}: {protocol}:// is not available yet; use a local folder or a mounted one")
+    raise ConfigError(
+        f"path {text!r}: {protocol}:// is not available yet; use a local folder or a mounted one"
+    )
 
 
 def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[str]:

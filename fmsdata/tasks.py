@@ -37,7 +37,8 @@ class CausalLM:
 
     def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
         labels = widen(batch.tokens[:, 1:])
-        labels[:, : self.prompt_len] = IGNORED
+        if self.prompt_len:
+            labels[:, : self.prompt_len] = IGNORED
         for row, padding in enumerate(batch.padding):
             if padding:
                 labels[row, -padding:] = IGNORED

@@ -1,20 +1,24 @@
 """Arrow IPC shards, file or stream format, mapped and never copied.
 
-Two layouts: a primitive integer column, where each record batch is one document; and a list column, where each row is one. In the
-first, a block of documents is located by comparing the metadata of its record batches (see `framing.locate`), which costs a few array
-operations per block. pyarrow decodes whatever does not look alike, and the list layout, where a record batch holds many documents.
+Two layouts: a primitive integer column, where each record batch is one document; and a list column, where each row is one. In both,
+documents are located from the metadata and the list offsets, with a few array operations per block, and their tokens are places in the file
+seen as one array. Only what is compressed or has nulls goes through pyarrow's decoding.
 """
 
 import struct
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from fmsdata.errors import DataError
-from fmsdata.keys import Ints
+from fmsdata.keys import Ints, offsets
 from fmsdata.readers.base import Block, Tokens
-from fmsdata.readers.framing import RecordBatch, Truncated, locate, read_framing
+from fmsdata.readers.framing import Metadata, Truncated, read_framing
 
+Read = TypeVar("Read")
 DAMAGE = (struct.error, IndexError, ValueError, OverflowError, OSError, Truncated, pa.ArrowException)
 
 
@@ -37,105 +41,133 @@ class ArrowShard:
                 "write it again or remove it"
             ) from None
         self._column = _token_column(self._schema, column, name)
-        kind = self._schema.field(self._column).type
-        self._listed = not pa.types.is_integer(kind)
-        self._dtype = np.dtype((kind.value_type if self._listed else kind).to_pandas_dtype())
+        self._type = self._schema.field(self._column).type
+        self._listed = not pa.types.is_integer(self._type)
+        self._dtype: np.dtype[Any] = np.dtype(
+            (self._type.value_type if self._listed else self._type).to_pandas_dtype()
+        )
+        self._whole: Tokens = self._as_array(self._dtype)
+        self._fixed_size = self._type.list_size if pa.types.is_fixed_size_list(self._type) else 0
+        self._ends = self._as_array(
+            np.int64 if pa.types.is_large_list(self._type) else np.int32
+        )  # list offsets are among these
         before = [self._schema.field(i).type for i in range(self._column)]
         self._node = sum(map(_nodes, before))
         vectors = [_vectors(one) for one in before]
-        self._vector = -1 if None in vectors else sum(filter(None, vectors)) + 1
+        self._vector = -1 if None in vectors else sum(filter(None, vectors))  # -1: not to be told
         rows = np.ones(len(self._messages), np.int64)
-        self.known_tokens: int | None = None  # what the metadata alone tells
-        if self._listed:
-            shapes = [self._shape(offset) for offset in self._messages[:, 0].tolist()]
-            rows = np.array([row for row, _ in shapes], np.int64)
-            self.known_tokens = sum(values for _, values in shapes)
-        self._first_row = np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
+        self.known_tokens: int | None = (
+            0 if self._listed or not len(rows) else None
+        )  # what the file need not be read for
+        if len(rows):
+            self._metadata = self._guarded(lambda: Metadata(buffer, self._messages))
+        if len(rows) and self._listed:
+            self._nodes, self._buffers = self._guarded(lambda: self._metadata.read(0, len(rows)))
+            rows = self._nodes[:, self._node, 0]
+            self.known_tokens = int(self._nodes[:, self._node + 1, 0].sum())
+        self._first_row = offsets(rows)
 
     @property
     def documents(self) -> int:
         return int(self._first_row[-1])
 
     def tokens(self) -> int:
-        """All tokens of the shard; reads only metadata, though in the one-batch-a-document layout that is all over the file."""
-        if self.known_tokens is not None:
-            return self.known_tokens
-        return int(self.read(0, self.documents).length.sum())
+        """All tokens of the shard."""
+        return (
+            int(self.read(0, self.documents).length.sum()) if self.known_tokens is None else self.known_tokens
+        )
 
     def read(self, first: int, stop: int) -> Block:
-        """The documents `first` to `stop - 1`."""
-        return self._read_rows(first, stop) if self._listed else self._read_batches(first, stop)
+        """The documents `first` to `stop - 1`, of which there must be at least one."""
+        if not self._listed:
+            nodes, buffers = self._guarded(lambda: self._metadata.read(first, stop))
+            if self._is_plain(nodes):
+                return self._plain_batches(nodes, buffers)
+            return self._decoded(first, stop)
+        begin = int(np.searchsorted(self._first_row, first, side="right")) - 1
+        end = int(np.searchsorted(self._first_row, stop, side="left"))
+        if self._is_plain(self._nodes[begin:end]):
+            return self._plain_lists(begin, end, first, stop)
+        block, rows = (
+            self._decoded(begin, end),
+            slice(first - self._first_row[begin], stop - self._first_row[begin]),
+        )
+        return Block(block.arrays, block.array[rows], block.start[rows], block.length[rows])
 
-    def _read_rows(self, first: int, stop: int) -> Block:
+    def _is_plain(self, nodes: Ints) -> bool:
+        """Whether the tokens lie in the file as they are."""
+        nulls = nodes[:, self._node : self._node + 1 + self._listed, 1]
+        return self._vector >= 0 and not self._metadata.compressed and not nulls.any()
+
+    def _plain_batches(self, nodes: Ints, buffers: Ints) -> Block:
+        place, size = buffers[:, self._vector + 1].T
+        length = nodes[:, self._node, 0]
+        if (length * self._dtype.itemsize > size).any():
+            raise self._damaged("a record batch is shorter than it says")
+        return Block([self._whole], np.zeros(len(length), np.int64), place // self._dtype.itemsize, length)
+
+    def _plain_lists(self, begin: int, end: int, first: int, stop: int) -> Block:
+        starts: list[Ints] = []
+        lengths: list[Ints] = []
+        for batch in range(begin, end):
+            low, high = self._first_row[batch : batch + 2].tolist()
+            row, count = max(first, low) - low, min(stop, high) - max(first, low)
+            if not count:
+                continue
+            if self._fixed_size:
+                ends = np.arange(row, row + count + 1) * self._fixed_size
+                place, size = self._buffers[batch, self._vector + 2].tolist()
+            else:
+                table = int(self._buffers[batch, self._vector + 1, 0]) // self._ends.itemsize + row
+                ends = self._ends[table : table + count + 1].astype(np.int64)
+                place, size = self._buffers[batch, self._vector + 3].tolist()
+            length = ends[1:] - ends[:-1]
+            if ends[0] < 0 or length.min() < 0 or ends[-1] * self._dtype.itemsize > size:
+                raise self._damaged("list offsets point outside the values")
+            starts.append(ends[:-1] + place // self._dtype.itemsize)
+            lengths.append(length)
+        start = np.concatenate(starts)
+        return Block([self._whole], np.zeros(len(start), np.int64), start, np.concatenate(lengths))
+
+    def _decoded(self, begin: int, end: int) -> Block:
+        """The same by pyarrow, for record batches whose bytes are not plainly the tokens."""
         arrays: list[Tokens] = []
         starts: list[Ints] = []
         lengths: list[Ints] = []
-        batch = int(np.searchsorted(self._first_row, first, side="right")) - 1
-        while first < stop:
-            begin, end = self._first_row[batch : batch + 2].tolist()
-            values, start, length = self._rows(self._decode(batch))
-            run = slice(first - begin, min(stop, end) - begin)
-            arrays.append(values)
-            starts.append(start[run])
-            lengths.append(length[run])
-            first, batch = max(first, end), batch + 1
-        array = np.repeat(np.arange(len(arrays), dtype=np.int64), [len(start) for start in starts])
+        for batch in range(begin, end):
+            column = self._decode(batch)
+            if self._listed:
+                plain = (
+                    column.fill_null([])
+                    if column.null_count and not pa.types.is_fixed_size_list(self._type)
+                    else column
+                )
+                lengths.append(plain.value_lengths().fill_null(0).to_numpy().astype(np.int64))
+                column = plain.flatten()
+            else:
+                lengths.append(np.array([len(column)], np.int64))
+            if column.null_count:
+                raise DataError(f"{self.name}: the token column holds nulls; every token must be a number")
+            starts.append(offsets(lengths[-1])[:-1])
+            arrays.append(column.to_numpy(zero_copy_only=True))
+        array = np.repeat(np.arange(len(arrays)), [len(start) for start in starts])
         return Block(arrays, array, np.concatenate(starts), np.concatenate(lengths))
-
-    def _rows(self, column: pa.Array) -> tuple[Tokens, Ints, Ints]:
-        values = self._plain(column.values)
-        if pa.types.is_fixed_size_list(column.type):
-            length = np.full(len(column), column.type.list_size, np.int64)
-            start = np.arange(len(column), dtype=np.int64) * column.type.list_size
-        else:
-            offsets = column.offsets.to_numpy().astype(np.int64)
-            start, length = offsets[:-1], np.diff(offsets)
-            if length.min() < 0 or offsets[0] < 0 or offsets[-1] > len(values):
-                raise self._damaged("list offsets point outside the values")
-        if column.null_count:
-            length = np.where(column.is_valid().to_numpy(zero_copy_only=False), length, 0)
-        return values, start, length
-
-    def _read_batches(self, first: int, stop: int) -> Block:
-        size = self._dtype.itemsize
-        whole: Tokens = np.frombuffer(self._buffer, self._dtype, self._buffer.size // size)
-        messages = self._messages[first:stop]
-        try:
-            start, length = locate(self._buffer, messages, self._node, self._vector, size)
-        except DAMAGE as error:
-            raise self._damaged(str(error)) from None
-        odd = np.flatnonzero(start < 0).tolist()
-        start //= size
-        arrays, array = [whole], np.zeros(stop - first, np.int64)
-        for i in odd:
-            tokens = self._plain(self._decode(first + i))
-            array[i], start[i], length[i] = len(arrays), 0, len(tokens)
-            arrays.append(tokens)
-        return Block(arrays, array, start, length)
 
     def _decode(self, batch: int) -> pa.Array:
         offset, metadata, body = self._messages[batch].tolist()
-        try:
-            message = pa.ipc.read_message(self._buffer.slice(offset, metadata + body))
-            return pa.ipc.read_record_batch(message, self._schema).column(self._column)
-        except DAMAGE as error:
-            raise self._damaged(f"record batch {batch}: {error}") from None
+        message = self._buffer.slice(offset, metadata + body)
+        batches = self._guarded(lambda: pa.ipc.read_record_batch(pa.ipc.read_message(message), self._schema))
+        return batches.column(self._column)
 
-    def _shape(self, offset: int) -> tuple[int, int]:
-        """Rows of a record batch, and values in the list column, from its metadata."""
+    def _guarded(self, read: Callable[[], Read]) -> Read:
         try:
-            data = memoryview(self._buffer)
-            batch = RecordBatch(data, offset)
-            (values,) = struct.unpack_from("<q", data, batch.nodes + 16 * (self._node + 1))
+            return read()
         except DAMAGE as error:
             raise self._damaged(str(error)) from None
-        return batch.rows, values
 
-    def _plain(self, values: pa.Array) -> Tokens:
-        if values.null_count:
-            raise DataError(f"{self.name}: the token column holds nulls; every token must be a number")
-        tokens: Tokens = values.to_numpy(zero_copy_only=True)
-        return tokens
+    def _as_array(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """The file as one array; Arrow aligns all its buffers to 8 bytes."""
+        return np.frombuffer(self._buffer, dtype, self._buffer.size // np.dtype(dtype).itemsize)
 
     def _damaged(self, why: str) -> DataError:
         return DataError(f"{self.name}: the file is damaged ({why}); write it again or remove it")
@@ -176,6 +208,14 @@ def _vectors(kind: pa.DataType) -> int | None:
     """How many buffers a column of this type has, for the flat types."""
     if pa.types.is_primitive(kind):
         return 2
-    if any(test(kind) for test in (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary)):
+    if any(
+        test(kind)
+        for test in (
+            pa.types.is_string,
+            pa.types.is_binary,
+            pa.types.is_large_string,
+            pa.types.is_large_binary,
+        )
+    ):
         return 3
     return None

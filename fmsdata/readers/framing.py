@@ -60,20 +60,6 @@ class Table:
         return position + 4, struct.unpack_from("<I", self._data, position)[0]
 
 
-class RecordBatch:
-    """The metadata of one record batch: the positions of its numbers."""
-
-    def __init__(self, data: memoryview, offset: int) -> None:
-        message = Table.root(data, offset + PREFIX)
-        header = message.table(2)
-        self.rows = header.number(0)
-        self.body_position = message.position(3)
-        self.rows_position = header.position(0)
-        self.nodes, self.node_count = header.vector(1)
-        self.buffers, self.buffer_count = header.vector(2)
-        self.compressed = bool(header.position(3))
-
-
 def read_framing(buffer: pa.Buffer) -> tuple[pa.Schema, Ints]:
     """The schema, and per record batch the offset, the size of its metadata and the size of its body."""
     data = memoryview(buffer)
@@ -118,35 +104,71 @@ def _from_stream(data: memoryview) -> Ints:
         offset += PREFIX + size + body
 
 
-def locate(buffer: pa.Buffer, messages: Ints, node: int, vector: int, itemsize: int) -> tuple[Ints, Ints]:
-    """The byte where each record batch keeps the values of one primitive column, and how many there are.
+class Metadata:
+    """The numbers in the metadata of a file's record batches, of which there must be at least one.
 
-    The metadata of record batches of one writer differs in a few numbers only. So one batch is taken apart, all others are compared with it
-    word by word, and the numbers are picked from the same words. Where a batch looks different, the byte is -1.
+    The metadata of record batches of one writer differs in a few numbers only. So one batch is taken apart, the others are compared with it
+    word by word, and their numbers are picked from the same words; those that look different are taken apart one by one.
     """
-    start = np.full(len(messages), -1, np.int64)
-    length = np.zeros(len(messages), np.int64)
-    if not len(messages):
-        return start, length
-    offset, metadata, _ = messages[int(messages[:, 2].argmax())].tolist()
-    batch = RecordBatch(memoryview(buffer), offset)
-    numbers = [position for position in (batch.body_position, batch.rows_position) if position]
-    numbers += range(batch.nodes, batch.nodes + 16 * batch.node_count, 8)
-    numbers += range(batch.buffers, batch.buffers + 16 * batch.buffer_count, 8)
-    if batch.compressed or any((position - offset) % 8 for position in numbers) or batch.buffer_count <= vector:
-        return start, length
-    alike = np.flatnonzero((messages[:, 1] == metadata) & (messages[:, 0] % 8 == 0))
-    words = np.frombuffer(buffer, np.int64, buffer.size // 8)
-    heads = words[(messages[alike, 0] // 8)[:, None] + np.arange(metadata // 8)]
-    fixed = np.ones(metadata // 8, bool)
-    fixed[[(position - offset) // 8 for position in numbers]] = False
-    template = words[offset // 8 : (offset + metadata) // 8]
-    rows, nulls = (heads[:, (batch.nodes + 16 * node + 8 * i - offset) // 8] for i in range(2))
-    begin, size = (heads[:, (batch.buffers + 16 * vector + 8 * i - offset) // 8] for i in range(2))
-    body = messages[alike, 2]
-    good = (heads[:, fixed] == template[fixed]).all(axis=1) & (nulls == 0) & (rows >= 0) & (begin >= 0)
-    first = messages[alike, 0] + metadata + begin
-    good &= (rows * itemsize <= size) & (begin + size <= body) & (first % itemsize == 0)
-    start[alike[good]] = first[good]
-    length[alike[good]] = rows[good]
-    return start, length
+
+    def __init__(self, buffer: pa.Buffer, messages: Ints) -> None:
+        self._data = memoryview(buffer)
+        self._messages = messages
+        self._words = np.frombuffer(buffer, np.int64, buffer.size // 8)
+        offset, size, _ = messages[int(messages[:, 2].argmax())].tolist()
+        self._places = places = _Places(self._data, offset)
+        self._size = (
+            size if places.aligned and offset % 8 == 0 else -1
+        )  # of the metadata that looks like this one
+        self.compressed = places.compressed
+        if self._size > 0:
+            fixed = np.ones(size // 8, bool)
+            fixed[places.words] = False
+            self._fixed = np.flatnonzero(fixed)
+            self._template = self._words[offset // 8 : (offset + size) // 8][fixed]
+            self._numbers = np.array(places.words[-2 * (places.node_count + places.buffer_count) :])
+
+    def read(self, begin: int, end: int) -> tuple[Ints, Ints]:
+        """For each batch: per node its length and nulls; per buffer its first byte in the file and its size."""
+        messages, places = self._messages[begin:end], self._places
+        numbers = np.empty((end - begin, 2 * (places.node_count + places.buffer_count)), np.int64)
+        alike = (messages[:, 1] == self._size) & (messages[:, 0] & 7 == 0)
+        if alike.any():
+            start = (messages[alike, 0] >> 3)[:, None]
+            same = (self._words[start + self._fixed] == self._template).all(axis=1)
+            alike[alike] = same
+            numbers[alike] = self._words[start[same] + self._numbers]
+        for odd in np.flatnonzero(~alike).tolist():
+            other = _Places(self._data, int(messages[odd, 0]))
+            if other.shape != places.shape:
+                raise Truncated(
+                    f"the record batch at byte {messages[odd, 0]} has other columns or compression"
+                )
+            numbers[odd] = other.read(self._data)
+        pairs = numbers.reshape(end - begin, -1, 2)
+        nodes, buffers = pairs[:, : places.node_count], pairs[:, places.node_count :]
+        if numbers.min() < 0 or (buffers.sum(axis=2) > messages[:, 2:]).any():
+            raise Truncated("buffers lie outside their record batch")
+        buffers[:, :, 0] += messages[:, :1] + messages[:, 1:2]
+        return nodes, buffers
+
+
+class _Places:
+    """Where one record batch's metadata keeps its numbers."""
+
+    def __init__(self, data: memoryview, offset: int) -> None:
+        message = Table.root(data, offset + PREFIX)
+        batch = message.table(2)
+        self._nodes, self.node_count = batch.vector(1)
+        self._buffers, self.buffer_count = batch.vector(2)
+        self.compressed = bool(batch.position(3))
+        self.shape = (self.node_count, self.buffer_count, self.compressed)
+        single = [position for position in (message.position(3), batch.position(0)) if position]
+        both = ((self._nodes, self.node_count), (self._buffers, self.buffer_count))
+        places = single + [start + 8 * i for start, count in both for i in range(2 * count)]
+        self.aligned = not any((place - offset) % 8 for place in places)
+        self.words = [(place - offset) // 8 for place in places]
+
+    def read(self, data: memoryview) -> list[int]:
+        nodes = struct.unpack_from(f"<{2 * self.node_count}q", data, self._nodes)
+        return [*nodes, *struct.unpack_from(f"<{2 * self.buffer_count}q", data, self._buffers)]

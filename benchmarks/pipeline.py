@@ -1,0 +1,107 @@
+"""Tokens per second of the whole pipeline in one process, as a fraction of copying the same tokens into batches.
+
+    python benchmarks/pipeline.py [--tokens 150000000] [--profile]
+
+The copy is the fastest way to fill the same batches: one streaming copy per batch from one array in memory into a new int64 array. Pipeline and copy
+take turns in the same process, and the median of each counts, because timings on shared machines are noisy. A round of the pipeline is as many
+steps as turn over every lane's window once, so that each round does all of the work.
+"""
+
+import argparse
+import cProfile
+import pstats
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import fmsdata
+from fmsdata.prepare import Layout, write_shard
+
+BATCH, LENGTH, WINDOW, COPIES = 8, 4096, 256, 500
+WEIGHTS = {"web": 70, "books": 20, "code": 9, "wiki": 1}
+
+
+def write_corpus(root: Path, layout: Layout, tokens: int) -> None:
+    """Four sources of four shards, documents of about 550 tokens."""
+    rng = np.random.default_rng(0)
+    for source, weight in WEIGHTS.items():
+        for shard in range(4):
+            lengths = rng.lognormal(6, 0.8, max(100, tokens * weight // 100 // 4 // 550)).astype(np.int64) + 1
+            pool = rng.integers(1, 50_000, int(lengths.sum()), dtype=np.uint16)
+            documents = np.split(pool, np.cumsum(lengths)[:-1])
+            write_shard(root / source / f"{shard}.arrow", documents, dtype=np.uint16, layout=layout)
+
+
+def open_loader(root: Path, lanes: int) -> fmsdata.StatefulDataLoader:
+    return fmsdata.build_loader(
+        {
+            "path": str(root),
+            "sources": {name: {"weight": weight} for name, weight in WEIGHTS.items()},
+            "documents": {"eos": 0},
+            "pack": {"seq_len": LENGTH},
+            "shuffle": {"window": WINDOW},
+            "lanes": lanes,
+            "loader": {"batch_size": BATCH},
+        },
+        rank=0,
+        world_size=1,
+    )
+
+
+def copy_speed(dtype: Any) -> float:
+    """Tokens per second of a streaming copy from one array of this type into new int64 batches."""
+    size = BATCH * LENGTH
+    source = np.ones(size * COPIES, dtype)
+    start = time.perf_counter()
+    for step in range(COPIES):
+        batch = np.empty(size, np.int64)
+        batch[:] = source[step * size : (step + 1) * size]
+    return size * COPIES / (time.perf_counter() - start)
+
+
+def pipeline_speed(batches: Iterator[dict[str, Any]], steps: int) -> float:
+    start = time.perf_counter()
+    tokens = sum(next(batches)["input_ids"].numel() for _ in range(steps))
+    return tokens / (time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tokens", type=int, default=150_000_000)
+    parser.add_argument("--lanes", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--profile", action="store_true")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        layouts: tuple[Layout, ...] = ("list", "batch")
+        loaders = {}
+        for layout in layouts:
+            write_corpus(Path(folder) / layout, layout, args.tokens)
+            loaders[layout] = iter(open_loader(Path(folder) / layout, args.lanes))
+        speeds: dict[str, list[float]] = {"copy int64": [], "copy uint16": [], "list": [], "batch": []}
+        for _ in range(args.rounds):
+            speeds["copy int64"].append(copy_speed(np.int64))
+            speeds["copy uint16"].append(copy_speed(np.uint16))
+            for layout in layouts:
+                speeds[layout].append(pipeline_speed(loaders[layout], args.lanes * WINDOW // BATCH))
+        base = median(speeds["copy int64"])
+        for name, some in speeds.items():
+            print(
+                f"{name:12} {median(some) / 1e6:8.1f} M tokens/s   {median(some) / base:6.3f} of the int64 copy"
+            )
+        if args.profile:
+            for layout in layouts:
+                profile = cProfile.Profile()
+                profile.runcall(pipeline_speed, loaders[layout], args.lanes * WINDOW // BATCH)
+                pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+
+
+if __name__ == "__main__":
+    main()
