@@ -59,8 +59,7 @@ class ArrowShard:
         self.known_tokens: int | None = (
             0 if self._listed or not len(rows) else None
         )  # what the file need not be read for
-        if len(rows):
-            self._metadata = self._guarded(lambda: Metadata(buffer, self._messages))
+        self._metadata = self._guarded(lambda: Metadata(buffer, self._messages))
         if len(rows) and self._listed:
             self._nodes, self._buffers = self._guarded(lambda: self._metadata.read(0, len(rows)))
             rows = self._nodes[:, self._node, 0]

@@ -15,6 +15,7 @@ MAGIC = b"ARROW1"
 CONTINUATION = 0xFFFFFFFF
 RECORD_BATCH = 3
 BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("padding", "<i4"), ("body", "<i8")])
+TEMPLATES = 8  # kinds of metadata to remember; a writer has two or three
 PREFIX = 8  # the continuation marker and the metadata's size
 
 
@@ -105,70 +106,81 @@ def _from_stream(data: memoryview) -> Ints:
 
 
 class Metadata:
-    """The numbers in the metadata of a file's record batches, of which there must be at least one.
+    """The numbers in the metadata of a file's record batches.
 
     The metadata of record batches of one writer differs in a few numbers only. So one batch is taken apart, the others are compared with it
-    word by word, and their numbers are picked from the same words; those that look different are taken apart one by one.
+    word by word, and their numbers are picked from the same words. What looks different (empty batches do) is the next to be taken apart.
     """
 
     def __init__(self, buffer: pa.Buffer, messages: Ints) -> None:
         self._data = memoryview(buffer)
         self._messages = messages
         self._words = np.frombuffer(buffer, np.int64, buffer.size // 8)
-        offset, size, _ = messages[int(messages[:, 2].argmax())].tolist()
-        self._places = places = _Places(self._data, offset)
-        self._size = (
-            size if places.aligned and offset % 8 == 0 else -1
-        )  # of the metadata that looks like this one
-        self.compressed = places.compressed
-        if self._size > 0:
-            fixed = np.ones(size // 8, bool)
-            fixed[places.words] = False
-            self._fixed = np.flatnonzero(fixed)
-            self._template = self._words[offset // 8 : (offset + size) // 8][fixed]
-            self._numbers = np.array(places.words[-2 * (places.node_count + places.buffer_count) :])
+        self._templates: list[_Template] = []
+        self._shape = (0, 0, False)
+        if len(messages):
+            self._shape = self._learn(messages[0]).shape
+
+    @property
+    def compressed(self) -> bool:
+        return self._shape[2]
 
     def read(self, begin: int, end: int) -> tuple[Ints, Ints]:
         """For each batch: per node its length and nulls; per buffer its first byte in the file and its size."""
-        messages, places = self._messages[begin:end], self._places
-        numbers = np.empty((end - begin, 2 * (places.node_count + places.buffer_count)), np.int64)
-        alike = (messages[:, 1] == self._size) & (messages[:, 0] & 7 == 0)
-        if alike.any():
-            start = (messages[alike, 0] >> 3)[:, None]
-            same = (self._words[start + self._fixed] == self._template).all(axis=1)
-            alike[alike] = same
-            numbers[alike] = self._words[start[same] + self._numbers]
-        for odd in np.flatnonzero(~alike).tolist():
-            other = _Places(self._data, int(messages[odd, 0]))
-            if other.shape != places.shape:
-                raise Truncated(
-                    f"the record batch at byte {messages[odd, 0]} has other columns or compression"
-                )
-            numbers[odd] = other.read(self._data)
+        messages = self._messages[begin:end]
+        nodes, buffers, _ = self._shape
+        numbers = np.empty((end - begin, 2 * (nodes + buffers)), np.int64)
+        rest = np.arange(end - begin)
+        for template in self._templates:
+            rest = template.read(self._words, messages, rest, numbers)
+        while len(rest):
+            template = self._learn(messages[rest[0]])
+            if template.shape != self._shape:
+                raise Truncated(f"the record batch at byte {messages[rest[0], 0]} has other columns or compression")
+            numbers[rest[0]] = template.first
+            rest = template.read(self._words, messages, rest[1:], numbers)
         pairs = numbers.reshape(end - begin, -1, 2)
-        nodes, buffers = pairs[:, : places.node_count], pairs[:, places.node_count :]
-        if numbers.min() < 0 or (buffers.sum(axis=2) > messages[:, 2:]).any():
+        if numbers.min(initial=0) < 0 or (pairs[:, nodes:].sum(axis=2) > messages[:, 2:]).any():
             raise Truncated("buffers lie outside their record batch")
-        buffers[:, :, 0] += messages[:, :1] + messages[:, 1:2]
-        return nodes, buffers
+        pairs[:, nodes:, 0] += messages[:, :1] + messages[:, 1:2]
+        return pairs[:, :nodes], pairs[:, nodes:]
+
+    def _learn(self, message: Ints) -> "_Template":
+        template = _Template(self._data, self._words, *message[:2].tolist())
+        if len(self._templates) < TEMPLATES:
+            self._templates.append(template)
+        return template
 
 
-class _Places:
-    """Where one record batch's metadata keeps its numbers."""
+class _Template:
+    """One record batch's metadata, taken apart: where it keeps its numbers, and all that is not a number."""
 
-    def __init__(self, data: memoryview, offset: int) -> None:
+    def __init__(self, data: memoryview, words: Ints, offset: int, size: int) -> None:
         message = Table.root(data, offset + PREFIX)
         batch = message.table(2)
-        self._nodes, self.node_count = batch.vector(1)
-        self._buffers, self.buffer_count = batch.vector(2)
-        self.compressed = bool(batch.position(3))
-        self.shape = (self.node_count, self.buffer_count, self.compressed)
+        both = batch.vector(1), batch.vector(2)
+        self.shape = (both[0][1], both[1][1], bool(batch.position(3)))
+        self.first = [n for start, count in both for n in struct.unpack_from(f"<{2 * count}q", data, start)]
         single = [position for position in (message.position(3), batch.position(0)) if position]
-        both = ((self._nodes, self.node_count), (self._buffers, self.buffer_count))
         places = single + [start + 8 * i for start, count in both for i in range(2 * count)]
-        self.aligned = not any((place - offset) % 8 for place in places)
-        self.words = [(place - offset) // 8 for place in places]
+        aligned = size % 8 == 0 and not any(place % 8 for place in [offset, *places])
+        self._size = size if aligned else -1  # -1: no other is like it
+        numbers = [(place - offset) // 8 for place in places]
+        self._numbers = np.array(numbers[len(single) :], np.int64)
+        self._fixed = np.setdiff1d(np.arange(size // 8), numbers)
+        self._text = words[offset // 8 : (offset + size) // 8][self._fixed] if aligned else words[:0]
 
-    def read(self, data: memoryview) -> list[int]:
-        nodes = struct.unpack_from(f"<{2 * self.node_count}q", data, self._nodes)
-        return [*nodes, *struct.unpack_from(f"<{2 * self.buffer_count}q", data, self._buffers)]
+    def read(self, words: Ints, messages: Ints, some: Ints, numbers: Ints) -> Ints:
+        """Fill in the numbers of those of some record batches that are like this one, and tell which are not."""
+        chosen = messages.take(some, axis=0)
+        like = (chosen[:, 1] == self._size) & (chosen[:, 0] & 7 == 0)
+        start = chosen[:, :1] >> 3
+        if not like.all():
+            start = start[like]
+        same = (words.take(start + self._fixed) == self._text).all(axis=1)
+        if same.all() and len(same) == len(some):
+            numbers[some] = words.take(start + self._numbers)
+            return some[:0]
+        like[like] = same
+        numbers[some[like]] = words.take(start[same] + self._numbers)
+        return some[~like]
