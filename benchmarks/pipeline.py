@@ -86,6 +86,9 @@ def main() -> None:
             write_corpus(Path(folder) / layout, layout, args.tokens)
             loaders[layout] = iter(open_loader(Path(folder) / layout, args.lanes))
         speeds: dict[str, list[float]] = {"copy int64": [], "copy uint16": [], "list": [], "batch": []}
+        for layout in layouts:
+            for _ in range(2):  # the first windows, and page faults of a cold map, are start-up
+                pipeline_speed(loaders[layout], args.lanes * WINDOW // BATCH)
         for _ in range(args.rounds):
             speeds["copy int64"].append(copy_speed(np.int64))
             speeds["copy uint16"].append(copy_speed(np.uint16))

@@ -25,6 +25,7 @@ POSITION = 4  # where in the stored document the span starts
 BEGINS = 5  # 1 if a new document begins here
 COLUMNS = 6
 
+GROUP = 32  # items whose pieces are made at once
 INSERTED = -1  # a token that is in no shard: BOS, EOS and the like
 PADDING = -2
 
@@ -203,10 +204,24 @@ class Chunk:
 
     def pieces(self, item: int) -> list[Tokens | bytes]:
         """The tokens of each span of an item, in `dtype`: views of the buffers wherever those have that type."""
+        group = item // GROUP * GROUP
+        ready = self._ready.get(group)
+        if ready is None:
+            self._ready.clear()
+            ready = self._ready[group] = self._make_pieces(group, min(group + GROUP, len(self)))
+        base = self._bounds[group]
+        return ready[self._bounds[item] - base : self._bounds[item + 1] - base]
+
+    def _make_pieces(self, first: int, stop: int) -> list[Tokens | bytes]:
         arrays, whole = self._arrays
-        low, high = self._bounds[item], self._bounds[item + 1]
-        rows = self.spans[low:high, : LENGTH + 1].tolist()
-        return [whole[buffer] or arrays[buffer][begin : begin + length] for buffer, begin, length in rows]
+        spans = self.spans[self._bounds[first] : self._bounds[stop]]
+        start = spans[:, START]
+        places = zip(spans[:, BUFFER].tolist(), start.tolist(), (start + spans[:, LENGTH]).tolist(), strict=True)
+        return [whole[buffer] or arrays[buffer][begin:end] for buffer, begin, end in places]
+
+    @cached_property
+    def _ready(self) -> dict[int, list[Tokens | bytes]]:
+        return {}
 
     @cached_property
     def _bounds(self) -> list[int]:

@@ -5,16 +5,17 @@ name and a position can make the same choice again.
 """
 
 import hashlib
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Keys: TypeAlias = npt.NDArray[np.uint64]
-KeyLike = TypeVar("KeyLike", int, Keys)
 
 MASK = (1 << 64) - 1
+STEP = 0x9E3779B97F4A7C15
+FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def key_of(*parts: int | str) -> int:
@@ -29,15 +30,22 @@ def key_of(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def mix(x: KeyLike) -> KeyLike:
-    """The splitmix64 finalizer: every input bit changes every output bit with probability one half.
-
-    Works on a Python int and on an array of uint64 alike.
-    """
-    x = (x + 0x9E3779B97F4A7C15) & MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+def mix(x: int) -> int:
+    """The splitmix64 finalizer, a bijection: every input bit changes every output bit with probability one half."""
+    x = (x + STEP) & MASK
+    x = ((x ^ (x >> 30)) * FACTORS[0]) & MASK
+    x = ((x ^ (x >> 27)) * FACTORS[1]) & MASK
     return x ^ (x >> 31)
+
+
+def mix_array(x: Keys) -> Keys:
+    """The same for many numbers at once."""
+    x = x + np.uint64(STEP)
+    for shift, factor in zip((30, 27), FACTORS, strict=True):
+        x ^= x >> np.uint64(shift)
+        x *= np.uint64(factor)
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def keyed_order(n: int, key: int) -> Ints:
@@ -48,7 +56,7 @@ def keyed_order(n: int, key: int) -> Ints:
     """
     if n == 1:
         return np.zeros(1, np.int64)
-    return np.argsort(mix(np.arange(n, dtype=np.uint64) ^ np.uint64(mix(key))))
+    return np.argsort(mix_array(np.arange(n, dtype=np.uint64) ^ np.uint64(mix(key))))
 
 
 def offsets(counts: Ints | npt.NDArray[np.bool_]) -> Ints:

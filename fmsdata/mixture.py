@@ -84,7 +84,7 @@ class _Feed:
         if chunk is None:
             raise RuntimeError("fill() comes first")
         self._begin, self._cursor = self._cursor, int(np.searchsorted(self._due[:-1], time))
-        return chunk.slice(self._begin, self._cursor).compact(), self._due[self._begin : self._cursor]
+        return chunk.slice(self._begin, self._cursor), self._due[self._begin : self._cursor]
 
     def state(self, taken: int) -> State:
         at = self._begin + taken
@@ -115,7 +115,7 @@ class _MixtureIterator(StageIterator):
         taken = [feed.take_until(horizon) for feed in feeds]
         order = np.argsort(np.concatenate([due for _, due in taken]), kind="stable")
         self._from = np.repeat(np.arange(len(taken)), [len(due) for _, due in taken])[order]
-        return Chunk.join([chunk for chunk, _ in taken]).take(order)
+        return Chunk.join([chunk for chunk, _ in taken]).compact().take(order)
 
     def state(self, taken: int) -> State:
         counts = np.bincount(self._from[:taken], minlength=len(self._feeds)).tolist()

@@ -9,9 +9,9 @@ from math import isqrt
 
 import numpy as np
 
-from fmsdata.keys import Ints, KeyLike, Keys, mix
+from fmsdata.keys import Ints, Keys, mix, mix_array
 
-ROUNDS = 8
+ROUNDS = 4  # of two additions each
 
 
 class Permutation:
@@ -26,14 +26,18 @@ class Permutation:
         self.n = n
         self._a = isqrt(n - 1) + 1 if n > 1 else 1
         self._b = -(-n // self._a)
-        self._keys = [mix(key ^ round) for round in range(ROUNDS)]
+        self._keys = [(mix(key ^ 2 * round), mix(key ^ 2 * round + 1)) for round in range(ROUNDS)]
 
     def __call__(self, i: int) -> int:
         """The place of one number."""
-        i = self._once(i)
-        while i >= self.n:
-            i = self._once(i)
-        return i
+        while True:
+            y, x = divmod(i, self._a)
+            for first, second in self._keys:
+                y = (y + (mix(x ^ first) >> 16)) % self._b
+                x = (x + (mix(y ^ second) >> 16)) % self._a
+            i = y * self._a + x
+            if i < self.n:
+                return i
 
     def array(self, i: Ints) -> Ints:
         """The places of many numbers at once; the same values as calling with each."""
@@ -42,12 +46,9 @@ class Permutation:
             out[outside] = self._once(out[outside])
         return out.astype(np.int64)
 
-    def _once(self, i: KeyLike) -> KeyLike:
-        y = i // self._a
-        x = i - y * self._a
-        for round, key in enumerate(self._keys):
-            if round % 2:
-                x = (x + (mix(y ^ key) >> 16)) % self._a
-            else:
-                y = (y + (mix(x ^ key) >> 16)) % self._b
-        return y * self._a + x
+    def _once(self, i: Keys) -> Keys:
+        y, x = np.divmod(i, np.uint64(self._a))
+        for first, second in self._keys:
+            y = (y + (mix_array(x ^ np.uint64(first)) >> np.uint64(16))) % np.uint64(self._b)
+            x = (x + (mix_array(y ^ np.uint64(second)) >> np.uint64(16))) % np.uint64(self._a)
+        return y * np.uint64(self._a) + x

@@ -4,13 +4,14 @@ A source is an endless sequence of blocks. Index `i` is block `P(i mod n)` of ep
 and lane `l` of `L` takes `i = l, l + L, l + 2L, ...`. So every (epoch, block) belongs to exactly one lane, at exactly one place.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from fmsdata.counts import Counts
-from fmsdata.keys import Ints, key_of
+from fmsdata.keys import key_of, offsets
 from fmsdata.permutation import Permutation
 
 BLOCKS_PER_LANE = 32
@@ -20,19 +21,18 @@ BLOCKS_PER_LANE = 32
 class Plan:
     """A source cut into blocks: runs of consecutive documents of one shard."""
 
-    documents: Ints
-    first_block: Ints
+    documents: list[int]
+    first_block: list[int]  # of each shard, and behind the last
 
     @property
     def blocks(self) -> int:
-        return int(self.first_block[-1])
+        return self.first_block[-1]
 
     def block(self, number: int) -> tuple[int, int, int]:
         """The shard of a block, its first document, and the one behind its last."""
-        shard = int(np.searchsorted(self.first_block, number, side="right")) - 1
-        first, behind = self.first_block[shard : shard + 2].tolist()
-        documents, parts = int(self.documents[shard]), behind - first
-        part = number - first
+        shard = bisect_right(self.first_block, number) - 1
+        part, parts = number - self.first_block[shard], self.first_block[shard + 1] - self.first_block[shard]
+        documents = self.documents[shard]
         return shard, part * documents // parts, (part + 1) * documents // parts
 
 
@@ -48,7 +48,7 @@ def cut_blocks(counts: Counts, lanes: int, block_tokens: int) -> Plan:
     mean = np.maximum(1.0, counts.tokens / np.maximum(1, counts.documents))
     size = np.clip(np.rint(block_tokens / mean).astype(np.int64), 1, per_lane)
     blocks = -(-counts.documents // size)
-    return Plan(counts.documents, np.concatenate([[0], np.cumsum(blocks)]).astype(np.int64))
+    return Plan(counts.documents.tolist(), offsets(blocks).tolist())
 
 
 class LaneOrder:

@@ -1,7 +1,6 @@
 """ShardReader: the documents of one source, in the order that the plan gives this lane."""
 
 import os
-from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -11,14 +10,16 @@ import numpy.typing as npt
 from fmsdata.chunk import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, Buffer, Chunk
 from fmsdata.counts import read_counts
 from fmsdata.errors import ConfigError, CountsError, DataError
-from fmsdata.keys import Ints, key_of, keyed_order
+from fmsdata.keys import Ints, key_of, mix, mix_array, offsets
 from fmsdata.plan import LaneOrder, cut_blocks
-from fmsdata.readers import ArrowShard, Block, open_shard
+from fmsdata.readers import ArrowShard, Tokens, open_shard
 from fmsdata.stage import Lane, Size, Stage, StageIterator, State
 from fmsdata.storage import local_path
 
 BLOCK_TOKENS = 1 << 18
 CHUNK_DOCUMENTS, CHUNK_TOKENS = 1024, 1 << 20  # blocks are read together, until there are this many of either
+
+BLOCK_BITS, KEY_BITS = np.uint64(16), np.uint64(48)  # documents are sorted by block, then by key
 
 
 class ShardReader(Stage):
@@ -90,14 +91,17 @@ class ShardReader(Stage):
 
 
 class _LaneBlock(NamedTuple):
-    """A block as a lane reads it: its documents that are long enough, and the number of documents visited before each."""
+    """A block at its place in a lane."""
 
-    size: int
-    chunk: Chunk
-    visited: Ints
-
-
-NOTHING = Chunk([], np.empty((0, COLUMNS), np.int64), np.zeros(1, np.int64))
+    place: int
+    shard: int
+    first: int  # its first document in the shard
+    buffers: list[Buffer]
+    array: Ints
+    start: Ints
+    length: Ints
+    stripped: Ints
+    key: int
 
 
 class _ReaderIterator(StageIterator):
@@ -114,82 +118,93 @@ class _ReaderIterator(StageIterator):
         self._place: int = state["block"] if state else 0  # the block to read next
         self._visited: int = state["document"] if state else 0  # documents of it that were visited before
         self._wanted = 1  # documents to read at once; grows, so that a rare source starts fast and a frequent one runs fast
-        self._blocks: list[
-            tuple[int, Ints]
-        ] = []  # of the chunk: the place of each, and the documents visited before each document
-        self._first: list[int] = [0]  # the first document of each
+        self._at = np.array([[self._place, self._visited]])  # the state before each document of the chunk, and behind the last
 
     def read(self) -> Chunk:
-        chunks: list[Chunk] = []
-        self._blocks, self._first = [], [0]
-        documents = tokens = empty = 0
-        while not chunks or (documents < self._wanted and tokens < CHUNK_TOKENS):
-            block = self._read_block(*self._order[self._place], self._visited)
-            documents += block.size
-            if len(block.visited):
-                chunks.append(block.chunk)
-                self._blocks.append((self._place, block.visited))
-                self._first.append(self._first[-1] + len(block.visited))
-                tokens += int(block.chunk.spans[:, LENGTH].sum())
-            elif not chunks:
-                empty += 1
-                if empty > self._plan.blocks:
-                    self._require_a_document()
-                    empty = 0
-            self._place, self._visited = self._place + 1, 0
-        self._wanted = min(2 * self._wanted, CHUNK_DOCUMENTS)
-        return Chunk.join(chunks)
+        empty = 0
+        while True:
+            blocks: list[_LaneBlock] = []
+            documents = tokens = 0
+            while not blocks or (documents < self._wanted and tokens < CHUNK_TOKENS):
+                block = self._read_block(self._place + len(blocks), *self._order[self._place + len(blocks)])
+                blocks.append(block)
+                documents += len(block.length)
+                tokens += int(block.length.sum())
+            chunk = self._in_order(blocks)
+            self._place, self._visited = self._place + len(blocks), 0
+            self._wanted = min(4 * self._wanted, CHUNK_DOCUMENTS)
+            if len(chunk):
+                return chunk
+            empty += len(blocks)
+            if empty > self._plan.blocks:
+                self._require_a_document()
+                empty = 0
 
     def state(self, taken: int) -> State:
-        if taken == self._first[-1]:
-            return {"block": self._place, "document": self._visited}
-        block = bisect_right(self._first, taken) - 1
-        place, visited = self._blocks[block]
-        return {"block": place, "document": int(visited[taken - self._first[block]])}
+        block, document = self._at[taken].tolist()
+        return {"block": block, "document": document}
 
-    def _read_block(self, epoch: int, number: int, visited: int = 0) -> "_LaneBlock":
-        reader, lane = self._reader, self._lane
+    def _read_block(self, place: int, epoch: int, number: int) -> _LaneBlock:
+        reader = self._reader
         shard, first, stop = self._plan.block(number)
-        opened = lane.shards.get((reader, shard), lambda: reader.open_shard(shard, self._source))
-        block = opened.read(first, stop)
-        start, length = block.start, block.length
+        opened = self._lane.shards.get((reader, shard), lambda: reader.open_shard(shard, self._source))
+        arrays, array, start, length = opened.read(first, stop)
+        stripped = np.zeros(len(start), np.int64)
         if reader.strip:
-            start, length = _strip(block, np.array(reader.strip))
-        enough = length >= max(1, reader.min_length)
-        if not enough.any():
-            return _LaneBlock(stop - first, NOTHING, np.empty(0, np.int64))
-        key = key_of(lane.seed, self._source, epoch, number)
-        order = keyed_order(stop - first, key)
-        kept = np.flatnonzero(enough.take(order))
-        kept = kept[np.searchsorted(kept, visited) :]
-        order = order.take(kept)
-        spans = np.empty((len(order), COLUMNS), np.int64)
-        spans[:, BUFFER] = block.array.take(order)
-        spans[:, START] = start.take(order)
-        spans[:, LENGTH] = length.take(order)
-        spans[:, DOCUMENT] = order + first
-        spans[:, POSITION] = (start - block.start).take(order)
-        spans[:, BEGINS] = 1
+            stripped, length = _strip(arrays, array, start, length, np.array(reader.strip))
+        key = key_of(self._lane.seed, self._source, epoch, number)
         name = reader.counts.shards[shard]
-        buffers = [Buffer(array, self._source, name, epoch, key) for array in block.arrays]
-        return _LaneBlock(stop - first, Chunk(buffers, spans, np.arange(len(order) + 1)), kept)
+        buffers = [Buffer(tokens, self._source, name, epoch, key) for tokens in arrays]
+        return _LaneBlock(place, shard, first, buffers, array, start, length, stripped, key)
+
+    def _in_order(self, blocks: list[_LaneBlock]) -> Chunk:
+        """The documents of these blocks that are long enough, block by block, each block in the order of its key."""
+        sizes = np.array([len(block.length) for block in blocks])
+        first = offsets(sizes)
+        which = np.repeat(np.arange(len(blocks)), sizes)
+        number = np.arange(first[-1]) - first.take(which)
+        keys = np.array([mix(block.key) for block in blocks], np.uint64).take(which)
+        order = np.argsort(mix_array(number.astype(np.uint64) ^ keys) >> BLOCK_BITS | which.astype(np.uint64) << KEY_BITS, kind="stable")
+        length = np.concatenate([block.length for block in blocks]).take(order)
+        enough = length >= max(1, self._reader.min_length)
+        enough[: self._visited] = False
+        kept = np.flatnonzero(enough)
+        order = order.take(kept)
+        spans = np.empty((len(kept), COLUMNS), np.int64)
+        buffer = offsets(np.array([len(block.buffers) for block in blocks])).take(which)
+        start = np.concatenate([block.start for block in blocks])
+        stripped = np.concatenate([block.stripped for block in blocks])
+        spans[:, BUFFER] = (np.concatenate([block.array for block in blocks]) + buffer).take(order)
+        spans[:, START] = (start + stripped).take(order)
+        spans[:, LENGTH] = length.take(kept)
+        spans[:, DOCUMENT] = (number + np.array([block.first for block in blocks]).take(which)).take(order)
+        spans[:, POSITION] = stripped.take(order)
+        spans[:, BEGINS] = 1
+        # `which` and `number` also tell, for each place in the order, the block and how many documents of it come before
+        self._at = np.empty((len(kept) + 1, 2), np.int64)
+        self._at[:-1, 0] = which.take(kept) + self._place
+        self._at[:-1, 1] = number.take(kept)
+        self._at[-1] = self._place + len(blocks), 0
+        return Chunk([buffer for block in blocks for buffer in block.buffers], spans, np.arange(len(kept) + 1))
 
     def _require_a_document(self) -> None:
         """Raise if no document of the whole source can ever come, instead of looking for one for ever."""
-        if not any(len(self._read_block(0, number).visited) for number in range(self._plan.blocks)):
+        least = max(1, self._reader.min_length)
+        if not any((self._read_block(0, 0, number).length >= least).any() for number in range(self._plan.blocks)):
             raise DataError(
-                f"source {self._source!r}: none of its {self._reader.size().documents} documents has at least "
-                f"{max(1, self._reader.min_length)} tokens (min_length) after stripping; lower min_length or remove the source"
+                f"source {self._source!r}: none of its {self._reader.size().documents} documents has at least {least} "
+                "tokens (min_length) after stripping; lower min_length or remove the source"
             )
 
 
-def _strip(block: Block, tokens: npt.NDArray[np.int64]) -> tuple[Ints, Ints]:
-    """Starts and lengths of the documents without these tokens at either end."""
-    start, stop = block.start.copy(), block.start + block.length
-    for array, values in enumerate(block.arrays):
-        mine = np.flatnonzero(block.array == array)
-        _strip_ends(values, mine, start, stop, tokens)
-    return start, stop - start
+def _strip(
+    arrays: list[Tokens], array: Ints, first: Ints, length: Ints, unwanted: npt.NDArray[np.int64]
+) -> tuple[Ints, Ints]:
+    """How many tokens to leave out at the start of each document, and how many remain after that at the end too."""
+    start, stop = first.copy(), first + length
+    for i, values in enumerate(arrays):
+        _strip_ends(values, np.flatnonzero(array == i), start, stop, unwanted)
+    return start - first, stop - start
 
 
 def _strip_ends(values: npt.NDArray[Any], documents: Ints, start: Ints, stop: Ints, tokens: Ints) -> None:

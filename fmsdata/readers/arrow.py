@@ -6,7 +6,8 @@ seen as one array. Only what is compressed or has nulls goes through pyarrow's d
 """
 
 import struct
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -55,20 +56,19 @@ class ArrowShard:
         self._node = sum(map(_nodes, before))
         vectors = [_vectors(one) for one in before]
         self._vector = -1 if None in vectors else sum(filter(None, vectors))  # -1: not to be told
-        rows = np.ones(len(self._messages), np.int64)
-        self.known_tokens: int | None = (
-            0 if self._listed or not len(rows) else None
-        )  # what the file need not be read for
         self._metadata = self._guarded(lambda: Metadata(buffer, self._messages))
-        if len(rows) and self._listed:
-            self._nodes, self._buffers = self._guarded(lambda: self._metadata.read(0, len(rows)))
-            rows = self._nodes[:, self._node, 0]
-            self.known_tokens = int(self._nodes[:, self._node + 1, 0].sum())
-        self._first_row = offsets(rows)
+        self._first_row: Sequence[int] = range(len(self._messages) + 1)
+        self.known_tokens: int | None = None if len(self._messages) else 0  # what the file need not be read for
+        if self._listed:
+            nodes, buffers = self._guarded(lambda: self._metadata.read(0, len(self._messages)))
+            self._first_row = offsets(nodes[:, self._node, 0]).tolist()
+            self.known_tokens = int(nodes[:, self._node + 1, 0].sum())
+            self._plain = self._are_plain(nodes).tolist()
+            self._buffers = buffers.tolist()
 
     @property
     def documents(self) -> int:
-        return int(self._first_row[-1])
+        return self._first_row[-1]
 
     def tokens(self) -> int:
         """All tokens of the shard."""
@@ -80,23 +80,17 @@ class ArrowShard:
         """The documents `first` to `stop - 1`, of which there must be at least one."""
         if not self._listed:
             nodes, buffers = self._guarded(lambda: self._metadata.read(first, stop))
-            if self._is_plain(nodes):
-                return self._plain_batches(nodes, buffers)
-            return self._decoded(first, stop)
-        begin = int(np.searchsorted(self._first_row, first, side="right")) - 1
-        end = int(np.searchsorted(self._first_row, stop, side="left"))
-        if self._is_plain(self._nodes[begin:end]):
+            return self._plain_batches(nodes, buffers) if self._are_plain(nodes).all() else self._decoded(first, stop)
+        begin, end = bisect_right(self._first_row, first) - 1, bisect_left(self._first_row, stop)
+        if all(self._plain[begin:end]):
             return self._plain_lists(begin, end, first, stop)
-        block, rows = (
-            self._decoded(begin, end),
-            slice(first - self._first_row[begin], stop - self._first_row[begin]),
-        )
+        block, rows = self._decoded(begin, end), slice(first - self._first_row[begin], stop - self._first_row[begin])
         return Block(block.arrays, block.array[rows], block.start[rows], block.length[rows])
 
-    def _is_plain(self, nodes: Ints) -> bool:
-        """Whether the tokens lie in the file as they are."""
-        nulls = nodes[:, self._node : self._node + 1 + self._listed, 1]
-        return self._vector >= 0 and not self._metadata.compressed and not nulls.any()
+    def _are_plain(self, nodes: Ints) -> npt.NDArray[np.bool_]:
+        """Of which record batches the tokens lie in the file as they are."""
+        nulls = nodes[:, self._node : self._node + 1 + self._listed, 1].sum(axis=1)
+        return (nulls == 0) & (self._vector >= 0 and not self._metadata.compressed)
 
     def _plain_batches(self, nodes: Ints, buffers: Ints) -> Block:
         place, size = buffers[:, self._vector + 1].T
@@ -109,24 +103,24 @@ class ArrowShard:
         starts: list[Ints] = []
         lengths: list[Ints] = []
         for batch in range(begin, end):
-            low, high = self._first_row[batch : batch + 2].tolist()
+            low, high = self._first_row[batch], self._first_row[batch + 1]
             row, count = max(first, low) - low, min(stop, high) - max(first, low)
             if not count:
                 continue
             if self._fixed_size:
                 ends = np.arange(row, row + count + 1) * self._fixed_size
-                place, size = self._buffers[batch, self._vector + 2].tolist()
+                place, size = self._buffers[batch][self._vector + 2]
             else:
-                table = int(self._buffers[batch, self._vector + 1, 0]) // self._ends.itemsize + row
+                table = self._buffers[batch][self._vector + 1][0] // self._ends.itemsize + row
                 ends = self._ends[table : table + count + 1].astype(np.int64)
-                place, size = self._buffers[batch, self._vector + 3].tolist()
+                place, size = self._buffers[batch][self._vector + 3]
             length = ends[1:] - ends[:-1]
-            if ends[0] < 0 or length.min() < 0 or ends[-1] * self._dtype.itemsize > size:
+            if ends.item(0) < 0 or length.min() < 0 or ends.item(-1) * self._dtype.itemsize > size:
                 raise self._damaged("list offsets point outside the values")
             starts.append(ends[:-1] + place // self._dtype.itemsize)
             lengths.append(length)
-        start = np.concatenate(starts)
-        return Block([self._whole], np.zeros(len(start), np.int64), start, np.concatenate(lengths))
+        start, length = (some[0] if len(some) == 1 else np.concatenate(some) for some in (starts, lengths))
+        return Block([self._whole], np.zeros(len(start), np.int64), start, length)
 
     def _decoded(self, begin: int, end: int) -> Block:
         """The same by pyarrow, for record batches whose bytes are not plainly the tokens."""

@@ -1,7 +1,6 @@
 """What every reader gives: a block of documents, as places in arrays of tokens."""
 
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +10,7 @@ from fmsdata.keys import Ints
 Tokens: TypeAlias = npt.NDArray[np.integer[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """A run of consecutive documents of one shard.
 
     Document `i` is `arrays[array[i]][start[i] : start[i] + length[i]]`. Nothing is copied: the arrays are views of the mapped file.
