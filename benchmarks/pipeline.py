@@ -71,9 +71,7 @@ def pipeline_speed(batches: Iterator[dict[str, Any]], steps: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=150_000_000)
     parser.add_argument("--lanes", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=8)
@@ -96,9 +94,7 @@ def main() -> None:
                 speeds[layout].append(pipeline_speed(loaders[layout], args.lanes * WINDOW // BATCH))
         base = median(speeds["copy int64"])
         for name, some in speeds.items():
-            print(
-                f"{name:12} {median(some) / 1e6:8.1f} M tokens/s   {median(some) / base:6.3f} of the int64 copy"
-            )
+            print(f"{name:12} {median(some) / 1e6:8.1f} M tokens/s   {median(some) / base:6.3f} of the int64 copy")
         if args.profile:
             for layout in layouts:
                 profile = cProfile.Profile()

@@ -80,9 +80,7 @@ def _document_ids(batch: Batch) -> torch.Tensor:
 
 
 def _position_ids(batch: Batch) -> torch.Tensor:
-    return torch.arange(len(batch.rows) * batch.length).view(len(batch.rows), -1) - batch.spread(
-        batch.segments[0]
-    )
+    return torch.arange(len(batch.rows) * batch.length).view(len(batch.rows), -1) - batch.spread(batch.segments[0])
 
 
 def _cu_seqlens(batch: Batch) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fmsdata.errors import StageError
+from fmsdata.errors import ConfigError, StageError
 from fmsdata.keys import Ints, mix, offsets
 from fmsdata.readers import Tokens
 
@@ -23,7 +23,8 @@ LENGTH = 2
 DOCUMENT = 3  # the number of the document in its shard, or one of the two below
 POSITION = 4  # where in the stored document the span starts
 BEGINS = 5  # 1 if a new document begins here
-COLUMNS = 6
+TAIL = 6  # 0, or 1 + a token that is in no shard and stands behind the others; it counts in the length
+COLUMNS = 7
 
 GROUP = 32  # items whose pieces are made at once
 INSERTED = -1  # a token that is in no shard: BOS, EOS and the like
@@ -103,48 +104,59 @@ class Chunk:
         last = self.spans[self.first[1:] - 1]
         return np.where(last[:, DOCUMENT] == PADDING, last[:, LENGTH], 0).tolist()
 
-    def at(self, spans: Ints, offset: Ints) -> Ints:
-        """The token at an offset of each of these spans."""
-        buffer = self.spans[:, BUFFER].take(spans)
-        place = self.spans[:, START].take(spans) + offset
-        order = np.argsort(buffer, kind="stable")
-        place = place.take(order)
-        edges = np.searchsorted(buffer.take(order), np.arange(len(self.buffers) + 1)).tolist()
-        found = np.empty(len(order), np.int64)
-        for one, low, high in zip(self.buffers, edges, edges[1:], strict=False):
-            if low < high:
-                found[low:high] = one.tokens.take(place[low:high])
-        out = np.empty(len(order), np.int64)
-        out[order] = found
-        return out
-
     def first_tokens(self) -> Ints:
-        spans = self.first[:-1]
-        return self.at(spans, np.zeros(len(spans), np.int64))
+        """The first token of each item."""
+        spans = self.spans.take(self.first[:-1], axis=0)
+        return self._tokens(spans, spans[:, START], (spans[:, TAIL] > 0) & (spans[:, LENGTH] == 1))
 
     def last_tokens(self) -> Ints:
-        spans = self.first[1:] - 1
-        return self.at(spans, self.spans[spans, LENGTH] - 1)
+        """The last token of each item."""
+        spans = self.spans.take(self.first[1:] - 1, axis=0)
+        return self._tokens(spans, spans[:, START] + spans[:, LENGTH] - 1, spans[:, TAIL] > 0)
 
-    def with_heads(self, where: npt.NDArray[np.bool_], token: Tokens) -> "Chunk":
+    def _tokens(self, spans: Ints, place: Ints, is_tail: npt.NDArray[np.bool_]) -> Ints:
+        """For each of these spans its tail, or the token at a place of its buffer."""
+        out = spans[:, TAIL] - 1
+        some = np.flatnonzero(~is_tail)
+        buffer = spans[:, BUFFER].take(some)
+        order = some.take(np.argsort(buffer, kind="stable"))
+        edges = np.searchsorted(spans[:, BUFFER].take(order), np.arange(len(self.buffers) + 1)).tolist()
+        for one, low, high in zip(self.buffers, edges, edges[1:], strict=False):
+            if low < high:
+                out[order[low:high]] = one.tokens.take(place.take(order[low:high]))
+        return out
+
+    def with_heads(self, where: npt.NDArray[np.bool_], token: int) -> "Chunk":
         """A token put in front of the items at `where`. It belongs to the document it stands before."""
         first = self.first + offsets(where)
-        chunk = self._with(first, first[:-1][where], Buffer(token), INSERTED)
         heads = first[:-1][where]
+        chunk = self._with(first, heads, Buffer(constant(token)), INSERTED)
         chunk.spans[heads, BEGINS] = chunk.spans[heads + 1, BEGINS]
         chunk.spans[heads + 1, BEGINS] = 0
         return chunk
 
-    def with_tails(
-        self, where: npt.NDArray[np.bool_], tokens: Tokens, length: Ints | int = 1, kind: int = INSERTED
-    ) -> "Chunk":
-        """Tokens put behind the items at `where`: one, or as many of the array as `length` says."""
-        first = self.first + offsets(where)
-        tails = first[1:][where] - 1
-        chunk = self._with(first, tails, Buffer(tokens), kind)
-        if kind == PADDING:
-            chunk.spans[tails, LENGTH] = length
-            chunk.spans[tails, BEGINS] = 1
+    def with_tails(self, where: npt.NDArray[np.bool_], token: int) -> "Chunk":
+        """A token put behind the items at `where`."""
+        last = self.first[1:] - 1
+        taken = where & (self.spans[:, TAIL].take(last) > 0)
+        if taken.any():  # a tail behind a tail is a span of its own
+            first = self.first + offsets(taken)
+            grown = self._with(first, first[1:][taken] - 1, Buffer(constant(token)), INSERTED)
+            return grown.with_tails(where & ~taken, token)
+        spans = self.spans.copy()
+        spans[last[where], TAIL] = token + 1
+        spans[last[where], LENGTH] += 1
+        return Chunk(self.buffers, spans, self.first)
+
+    def padded(self, length: int, token: int) -> "Chunk":
+        """All items made as long as this with a token that means nothing."""
+        missing = length - self.lengths()
+        short = missing > 0
+        first = self.first + offsets(short)
+        tails = first[1:][short] - 1
+        chunk = self._with(first, tails, Buffer(constant(token, length)), PADDING)
+        chunk.spans[tails, LENGTH] = missing[short]
+        chunk.spans[tails, BEGINS] = 1
         return chunk
 
     def _with(self, first: Ints, places: Ints, buffer: Buffer, kind: int) -> "Chunk":
@@ -153,7 +165,7 @@ class Chunk:
         index[places] = 0
         index = np.cumsum(index) - 1
         index[places] = len(self.spans)
-        span = [[len(self.buffers), 0, 1, kind, 0, 0]]
+        span = np.array([[len(self.buffers), 0, 1, kind, 0, 0, 0]])
         return Chunk([*self.buffers, buffer], np.concatenate([self.spans, span]).take(index, axis=0), first)
 
     def compact(self) -> "Chunk":
@@ -184,40 +196,40 @@ class Chunk:
     def dtype(self) -> np.dtype[Any]:
         """The integer type that all tokens fit in."""
         types = {buffer.tokens.dtype for buffer in self.buffers}
-        common = np.result_type(*types)
+        tail = int(self.spans[:, TAIL].max())
+        common = np.result_type(*types, *([np.min_scalar_type(tail - 1)] if tail else []))
         return common if common.kind in "iu" else np.dtype(np.int64)
 
-    @cached_property
-    def _arrays(self) -> tuple[list[Any], list[bytes | None]]:
-        """Each buffer's tokens in `dtype`; and, of inserted tokens, the one piece that there is of them."""
-        arrays: list[Any] = [buffer.tokens for buffer in self.buffers]
-        whole: list[bytes | None] = [None] * len(arrays)
-        for i, buffer in enumerate(self.buffers):
-            if buffer.tokens.dtype != self.dtype:
-                constant = not buffer.source
-                arrays[i] = (
-                    buffer.tokens.astype(self.dtype) if constant else _Converted(buffer.tokens, self.dtype)
-                )
-            if not buffer.source and len(buffer.tokens) == 1:
-                whole[i] = arrays[i].tobytes()
-        return arrays, whole
-
     def pieces(self, item: int) -> list[Tokens | bytes]:
-        """The tokens of each span of an item, in `dtype`: views of the buffers wherever those have that type."""
+        """The tokens of an item in `dtype`, piece by piece: views of the buffers wherever those have that type."""
         group = item // GROUP * GROUP
         ready = self._ready.get(group)
         if ready is None:
             self._ready.clear()
             ready = self._ready[group] = self._make_pieces(group, min(group + GROUP, len(self)))
         base = self._bounds[group]
-        return ready[self._bounds[item] - base : self._bounds[item + 1] - base]
+        return ready[2 * (self._bounds[item] - base) : 2 * (self._bounds[item + 1] - base)]
 
     def _make_pieces(self, first: int, stop: int) -> list[Tokens | bytes]:
-        arrays, whole = self._arrays
-        spans = self.spans[self._bounds[first] : self._bounds[stop]]
-        start = spans[:, START]
-        places = zip(spans[:, BUFFER].tolist(), start.tolist(), (start + spans[:, LENGTH]).tolist(), strict=True)
-        return [whole[buffer] or arrays[buffer][begin:end] for buffer, begin, end in places]
+        """Two pieces a span: its stored tokens, and its tail."""
+        arrays, spans = self._arrays, self.spans[self._bounds[first] : self._bounds[stop]]
+        tail = spans[:, TAIL]
+        end = spans[:, START] + spans[:, LENGTH] - (tail > 0)
+        columns = spans[:, BUFFER], spans[:, START], end, tail
+        tails = {one: np.array(one - 1, self.dtype).tobytes() if one else b"" for one in set(tail.tolist())}
+        return [
+            piece
+            for buffer, begin, behind, one in zip(*(column.tolist() for column in columns), strict=True)
+            for piece in (arrays[buffer][begin:behind], tails[one])
+        ]
+
+    @cached_property
+    def _arrays(self) -> list[Any]:
+        """Each buffer's tokens in `dtype`."""
+        return [
+            tokens if tokens.dtype == self.dtype else _Converted(tokens, self.dtype)
+            for tokens in (buffer.tokens for buffer in self.buffers)
+        ]
 
     @cached_property
     def _ready(self) -> dict[int, list[Tokens | bytes]]:
@@ -260,7 +272,9 @@ class Item:
     def tokens(self) -> Tokens:
         """The tokens. Of a plain document a view of the mapped shard: copy before writing to it."""
         pieces = self.chunk.pieces(0)
-        return pieces[0] if len(pieces) == 1 else np.frombuffer(b"".join(pieces), self.chunk.dtype)
+        if len(pieces) == 2 and not pieces[1]:
+            return np.asarray(pieces[0])
+        return np.frombuffer(b"".join(pieces), self.chunk.dtype)
 
     @property
     def spans(self) -> list[Span]:
@@ -300,22 +314,29 @@ class Item:
         new = np.asarray(tokens)
         if new.ndim != 1 or new.dtype.kind not in "iu":
             raise StageError(f"an item's tokens are a list of integers, not {new.dtype} of shape {new.shape}")
-        origin = self._origin
-        buffer = Buffer(new, origin.source, origin.shard, origin.epoch, mix(origin.key))
-        spans = self.chunk.spans
         if len(new) == len(self):
-            spans = spans.copy()
-            spans[:, START] = offsets(spans[:, LENGTH])[:-1]
-            buffers = [
-                Buffer(new, old.source, old.shard, old.epoch, mix(old.key))
-                for old in (self.chunk.buffers[i] for i in spans[:, BUFFER].tolist())
-            ]
-            spans[:, BUFFER] = np.arange(len(spans))
-            return Item(Chunk(buffers, spans, self.chunk.first))
+            return Item(self._with_tokens(new))
         if len({span[:3] for span in self.spans}) > 1:
             raise StageError(f"a line must keep its length of {len(self)} tokens, not get {len(new)}")
-        whole = [[0, 0, len(new), self.document, 0, int(spans[:, BEGINS].max())]]
-        return Item(Chunk([buffer], np.array(whole, np.int64), np.array([0, 1], np.int64)))
+        begins = int(self.chunk.spans[:, BEGINS].max())
+        spans = np.array([[0, 0, len(new), self.document, 0, begins, 0]], np.int64)
+        return Item(Chunk([_renewed(self._origin, new)], spans, np.array([0, 1], np.int64)))
+
+    def _with_tokens(self, new: Tokens) -> Chunk:
+        """The same spans, holding other tokens; a tail becomes an inserted span."""
+        spans: list[list[int]] = []
+        buffers: list[Buffer] = []
+        place = 0
+        for buffer, _, length, document, position, begins, tail in self.chunk.spans.tolist():
+            stored = length - (tail > 0)
+            if stored:
+                spans.append([len(buffers), place, stored, document, position, begins, 0])
+                buffers.append(_renewed(self.chunk.buffers[buffer], new))
+            if tail:
+                spans.append([len(buffers), place + stored, 1, INSERTED, 0, 0 if stored else begins, 0])
+                buffers.append(Buffer(new))
+            place += length
+        return Chunk(buffers, np.array(spans, np.int64), np.array([0, len(spans)], np.int64))
 
     @property
     def _stored(self) -> int:
@@ -330,6 +351,18 @@ class Item:
 def constant(token: int, length: int = 1) -> Tokens:
     """An array of one token, of the narrowest type that holds it."""
     return np.full(length, token, np.min_scalar_type(token))
+
+
+def check_tokens(**tokens: int | None) -> None:
+    """Raise unless each special token is one that can be in a batch."""
+    for name, token in tokens.items():
+        if token is not None and not 0 <= token < 1 << 62:
+            raise ConfigError(f"{name} is {token}; a token is a number from 0 up, or None for no token")
+
+
+def _renewed(buffer: Buffer, tokens: Tokens) -> Buffer:
+    """Other tokens of the same origin, with a key of their own."""
+    return Buffer(tokens, buffer.source, buffer.shard, buffer.epoch, mix(buffer.key))
 
 
 def join_items(items: Iterable[Item]) -> Chunk:
@@ -353,10 +386,11 @@ def _stored_spans(chunk: Chunk) -> list[list[tuple[Span, int]]]:
     out: list[list[tuple[Span, int]]] = []
     for low, high in zip(first[:-1], first[1:], strict=True):
         item: list[tuple[Span, int]] = []
-        for buffer, _, length, document, position, _ in rows[low:high]:
-            if document >= 0:
+        for buffer, _, length, document, position, _, tail in rows[low:high]:
+            stored = length - (tail > 0)
+            if document >= 0 and stored:
                 origin = chunk.buffers[buffer]
-                span = Span(origin.source, origin.shard, document, position, position + length)
+                span = Span(origin.source, origin.shard, document, position, position + stored)
                 item.append((span, origin.epoch))
         out.append(item)
     return out

@@ -189,9 +189,7 @@ def _source_paths(root: Path, sources: Mapping[str, SourceConfig] | None) -> dic
             )
         return {name: root / name for name in found}
     if not sources:
-        raise ConfigError(
-            "`sources` is empty; name at least one, or leave it out to take every sub-folder with shards"
-        )
+        raise ConfigError("`sources` is empty; name at least one, or leave it out to take every sub-folder with shards")
     return {name: root / (source.path or name) for name, source in sources.items()}
 
 

@@ -53,9 +53,7 @@ class Counts:
         """Changes with any shard's name or number of documents or tokens."""
         text = "\n".join(
             f"{shard},{documents},{tokens}"
-            for shard, documents, tokens in zip(
-                self.shards, self.documents.tolist(), self.tokens.tolist(), strict=True
-            )
+            for shard, documents, tokens in zip(self.shards, self.documents.tolist(), self.tokens.tolist(), strict=True)
         )
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -71,9 +69,7 @@ def read_counts(folder: Path, column: str | None = None) -> Counts:
         raise DataError(f"{folder}: the source's folder {what}; check `path`")
     shards = list_files(folder, SUFFIXES)
     if not shards:
-        raise DataError(
-            f"{folder}: no shards; a source is a folder with files ending in {', '.join(SUFFIXES)}"
-        )
+        raise DataError(f"{folder}: no shards; a source is a folder with files ending in {', '.join(SUFFIXES)}")
     told = _told_by_csv(folder, shards)
     untold = [shard for shard in shards if shard not in told]
     if untold:
@@ -95,9 +91,7 @@ def count_shards(folder: Path, shards: list[str], column: str | None = None) -> 
         ThreadPoolExecutor(max_workers=min(16, 4 * (os.cpu_count() or 1))) as pool,
         Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
     ):
-        counted = progress.track(
-            pool.map(count, shards), total=len(shards), description=f"counting {folder.name}"
-        )
+        counted = progress.track(pool.map(count, shards), total=len(shards), description=f"counting {folder.name}")
         try:
             return dict(zip(shards, counted, strict=True))
         except BaseException:
@@ -150,9 +144,7 @@ def _read_rows(files: Iterable[Path]) -> dict[Parts, Count]:
             reader = csv.reader(lines)
             header = [name.strip() for name in next(reader, [])]
             if len(header) < 3 or "documents" not in header[1:] or "tokens" not in header[1:]:
-                raise CountsError(
-                    f"{file}: the header is {','.join(header)!r}, expected {','.join(HEADER)!r}"
-                )
+                raise CountsError(f"{file}: the header is {','.join(header)!r}, expected {','.join(HEADER)!r}")
             documents, tokens = header.index("documents"), header.index("tokens")
             for row in reader:
                 if not row:
@@ -204,15 +196,11 @@ def _best_rows(rows: list[Parts], path: Parts) -> list[Parts]:
     exact = [row for row in rows if row == path]
     behind = [row for row in rows if row[-len(path) :] == path]
     ends = [row for row in rows if 1 < len(row) < len(path) and path[-len(row) :] == row]
-    longest: Callable[[list[Parts]], list[Parts]] = lambda some: [
-        r for r in some if len(r) == max(map(len, some))
-    ]
+    longest: Callable[[list[Parts]], list[Parts]] = lambda some: [r for r in some if len(r) == max(map(len, some))]
     return exact or behind or longest(ends)
 
 
-def _check_not_missing(
-    row: Parts, source: Parts, shards: list[str], prefixes: set[Parts], file: Path
-) -> None:
+def _check_not_missing(row: Parts, source: Parts, shards: list[str], prefixes: set[Parts], file: Path) -> None:
     for prefix in prefixes:
         shard = "/".join(row[len(prefix + source) :])
         if row[: len(prefix + source)] == prefix + source and shard not in shards:

@@ -1,6 +1,6 @@
 """Delimit: a BOS token in front of each document and an EOS token behind it, where it has none yet."""
 
-from fmsdata.chunk import Chunk, constant
+from fmsdata.chunk import Chunk, check_tokens
 from fmsdata.stage import Lane, Stage, StageIterator, State
 
 
@@ -12,6 +12,7 @@ class Delimit(Stage):
 
     def __init__(self, below: Stage, *, bos: int | None = None, eos: int | None = None) -> None:
         super().__init__(below)
+        check_tokens(bos=bos, eos=eos)
         self.bos = bos
         self.eos = eos
 
@@ -24,15 +25,14 @@ class _DelimitIterator(StageIterator):
 
     def __init__(self, stage: Delimit, lane: Lane, state: State | None) -> None:
         self._below = stage.below.open(lane, state)
-        self._bos = None if stage.bos is None else constant(stage.bos)
-        self._eos = None if stage.eos is None else constant(stage.eos)
+        self._bos, self._eos = stage.bos, stage.eos
 
     def read(self) -> Chunk:
         chunk = self._below.read()
         if self._bos is not None:
-            chunk = chunk.with_heads(chunk.first_tokens() != self._bos[0], self._bos)
+            chunk = chunk.with_heads(chunk.first_tokens() != self._bos, self._bos)
         if self._eos is not None:
-            chunk = chunk.with_tails(chunk.last_tokens() != self._eos[0], self._eos)
+            chunk = chunk.with_tails(chunk.last_tokens() != self._eos, self._eos)
         return chunk
 
     def state(self, taken: int) -> State:

@@ -111,7 +111,9 @@ def _show_sample(make: testing.MakeLoader, console: Console) -> None:
 def _show_rescaling(make: testing.MakeLoader, console: Console) -> None:
     """Stop and go on at other world sizes; every sample is the one that a single rank would have had in its place."""
     chain = (2, 6, 3, 8)
-    table = Table(title="Stopped and rescaled: each sample against an uninterrupted run on 1 rank", title_justify="left")
+    table = Table(
+        title="Stopped and rescaled: each sample against an uninterrupted run on 1 rank", title_justify="left"
+    )
     for name in ("ranks", "samples", "sha256 of the stream", "the same"):
         table.add_column(name)
     batch_size = CONFIG["loader"]["batch_size"]

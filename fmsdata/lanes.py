@@ -97,9 +97,7 @@ class _RunningLane:
             self._row = int(state["skip"])
             self._iterator = stage.open(lane, state["anchor"])
         except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise StateError(
-                f"the state of lane {lane.index} is malformed ({type(error).__name__}: {error})"
-            ) from None
+            raise StateError(f"the state of lane {lane.index} is malformed ({type(error).__name__}: {error})") from None
         self._anchor = self._iterator.state(0)
         self._chunk: Chunk | None = None
 

@@ -36,9 +36,7 @@ class StatefulDataLoader:
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}; it must be at least 1")
         if num_workers:
-            raise ConfigError(
-                f"num_workers is {num_workers}, but worker processes are not available yet; use 0"
-            )
+            raise ConfigError(f"num_workers is {num_workers}, but worker processes are not available yet; use 0")
         check_outputs(list(outputs))
         self.data = data
         self.batch_size = batch_size
@@ -55,9 +53,7 @@ class StatefulDataLoader:
 
     def state_dict(self) -> State:
         """Where this rank stands, as plain data: JSON-able, and without tokens."""
-        return pack_state(
-            self.data.describe(), self._lanes.state(), rank=self.rank, world_size=self.world_size
-        )
+        return pack_state(self.data.describe(), self._lanes.state(), rank=self.rank, world_size=self.world_size)
 
     def load_state_dict(self, state: State | Sequence[State]) -> None:
         """Go on from a state: this rank's own, or the list of all ranks' from any world size."""

@@ -44,9 +44,7 @@ def check_weights(sources: Mapping[str, object], weights: Mapping[str, float]) -
     """Raise unless every source has a positive weight, and nothing else has one."""
     for name, weight in weights.items():
         if name not in sources:
-            raise ConfigError(
-                f"weight for unknown source {name!r}; the sources are {', '.join(sorted(sources))}"
-            )
+            raise ConfigError(f"weight for unknown source {name!r}; the sources are {', '.join(sorted(sources))}")
         if not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
             raise ConfigError(
                 f"source {name!r}: weight {weight!r} must be a number above zero; remove the source to leave it out"
@@ -121,7 +119,6 @@ class _MixtureIterator(StageIterator):
         counts = np.bincount(self._from[:taken], minlength=len(self._feeds)).tolist()
         return {
             "sources": {
-                name: feed.state(count)
-                for (name, feed), count in zip(self._feeds.items(), counts, strict=True)
+                name: feed.state(count) for (name, feed), count in zip(self._feeds.items(), counts, strict=True)
             }
         }

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fmsdata.chunk import BEGINS, LENGTH, PADDING, POSITION, START, Chunk, constant
+from fmsdata.chunk import BEGINS, BUFFER, LENGTH, POSITION, START, TAIL, Chunk, check_tokens
 from fmsdata.errors import ConfigError
 from fmsdata.keys import Ints
 from fmsdata.stage import Lane, Stage, StageIterator, State
@@ -50,10 +50,9 @@ class Pack(Stage):
             )
         if (pad is None) == (mode == "pad"):
             raise ConfigError(
-                "pack mode 'pad' needs a `pad` token"
-                if pad is None
-                else f"pad={pad} is only for pack mode 'pad'"
+                "pack mode 'pad' needs a `pad` token" if pad is None else f"pad={pad} is only for pack mode 'pad'"
             )
+        check_tokens(bol=bol, eol=eol, pad=pad)
         self.seq_len = seq_len
         self.mode = mode
         self.bol = bol
@@ -80,10 +79,11 @@ class Run:
 
     def token(self, place: int) -> int:
         span = int(np.searchsorted(self.span_ends, place, side="right"))
-        buffer, start, length = self.documents.spans[span, : LENGTH + 1].tolist()
-        return int(
-            self.documents.buffers[buffer].tokens[start + place - (int(self.span_ends[span]) - length)]
-        )
+        end = int(self.span_ends[span])
+        row = self.documents.spans[span].tolist()
+        if row[TAIL] and place == end - 1:
+            return int(row[TAIL]) - 1
+        return int(self.documents.buffers[row[BUFFER]].tokens[row[START] + place - (end - row[LENGTH])])
 
     def document_at(self, place: int) -> tuple[int, int]:
         """The document that the token at a place belongs to, and how much of it lies before."""
@@ -104,6 +104,7 @@ class Run:
         spans[:, POSITION] += into
         spans[:, LENGTH] = edges[1:] - begin
         spans[:, BEGINS] &= into == 0
+        spans[:, TAIL] *= edges[1:] == ends.take(parent)
         return Chunk(self.documents.buffers, spans, np.searchsorted(edges, places))
 
 
@@ -131,8 +132,6 @@ class _PackIterator(StageIterator):
     def __init__(self, pack: Pack, lane: Lane, state: State | None) -> None:
         self._pack = pack
         self._fit = MODES[pack.mode]
-        self._bol, self._eol = (None if token is None else constant(token) for token in (pack.bol, pack.eol))
-        self._padding = None if pack.pad is None else constant(pack.pad, pack.seq_len)
         self._below = pack.below.open(lane, state and state["below"])
         self._pending: Chunk | None = None  # documents that are not in lines yet
         self._anchor: State = {
@@ -151,9 +150,7 @@ class _PackIterator(StageIterator):
             self._anchor = self._state_at(end)
             document, _ = self._run.document_at(end)
             documents = self._run.documents
-            self._pending = (
-                documents.slice(document, len(documents)).compact() if document < len(documents) else None
-            )
+            self._pending = documents.slice(document, len(documents)).compact() if document < len(documents) else None
         held = [self._pending] if self._pending else []
         while True:
             self._held = sum(map(len, held))
@@ -176,14 +173,14 @@ class _PackIterator(StageIterator):
 
     def _lines(self, run: Run, place: int) -> tuple[Ints, list[bool], list[bool]]:
         """Where lines start and end, and which need a `bol` or an `eol` put in."""
-        if self._fit is _split and self._bol is None and self._eol is None:
+        if self._fit is _split and self._pack.bol is None and self._pack.eol is None:
             return np.arange(place, int(run.document_ends[-1]) + 1, self._pack.seq_len), [], []
         places, heads, tails = [place], [], []
         while place < run.document_ends[-1]:
-            head = self._bol is not None and run.token(place) != self._pack.bol
+            head = self._pack.bol is not None and run.token(place) != self._pack.bol
             room = self._pack.seq_len - head
             end, tail = self._fit(run, place, room), False
-            if end is not None and self._eol is not None and run.token(end - 1) != self._pack.eol:
+            if end is not None and self._pack.eol is not None and run.token(end - 1) != self._pack.eol:
                 end = self._fit(run, place, room - 1)
                 tail = end is not None and run.token(end - 1) != self._pack.eol
             if end is None:
@@ -194,11 +191,9 @@ class _PackIterator(StageIterator):
         return np.array(places, np.int64), heads, tails
 
     def _finish(self, lines: Chunk, heads: list[bool], tails: list[bool]) -> Chunk:
-        if self._bol is not None:
-            lines = lines.with_heads(np.array(heads), self._bol)
-        if self._eol is not None:
-            lines = lines.with_tails(np.array(tails), self._eol)
-        if self._padding is not None:
-            missing = self._pack.seq_len - lines.lengths()
-            lines = lines.with_tails(missing > 0, self._padding, missing[missing > 0], PADDING)
-        return lines
+        pack = self._pack
+        if pack.bol is not None:
+            lines = lines.with_heads(np.array(heads), pack.bol)
+        if pack.eol is not None:
+            lines = lines.with_tails(np.array(tails), pack.eol)
+        return lines if pack.pad is None else lines.padded(pack.seq_len, pack.pad)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fmsdata.chunk import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, Buffer, Chunk
+from fmsdata.chunk import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, TAIL, Buffer, Chunk
 from fmsdata.counts import read_counts
 from fmsdata.errors import ConfigError, CountsError, DataError
 from fmsdata.keys import Ints, key_of, mix, mix_array, offsets
@@ -117,8 +117,12 @@ class _ReaderIterator(StageIterator):
         )
         self._place: int = state["block"] if state else 0  # the block to read next
         self._visited: int = state["document"] if state else 0  # documents of it that were visited before
-        self._wanted = 1  # documents to read at once; grows, so that a rare source starts fast and a frequent one runs fast
-        self._at = np.array([[self._place, self._visited]])  # the state before each document of the chunk, and behind the last
+        self._wanted = (
+            1  # documents to read at once; grows, so that a rare source starts fast and a frequent one runs fast
+        )
+        self._at = np.array(
+            [[self._place, self._visited]]
+        )  # the state before each document of the chunk, and behind the last
 
     def read(self) -> Chunk:
         empty = 0
@@ -164,7 +168,10 @@ class _ReaderIterator(StageIterator):
         which = np.repeat(np.arange(len(blocks)), sizes)
         number = np.arange(first[-1]) - first.take(which)
         keys = np.array([mix(block.key) for block in blocks], np.uint64).take(which)
-        order = np.argsort(mix_array(number.astype(np.uint64) ^ keys) >> BLOCK_BITS | which.astype(np.uint64) << KEY_BITS, kind="stable")
+        order = np.argsort(
+            mix_array(number.astype(np.uint64) ^ keys) >> BLOCK_BITS | which.astype(np.uint64) << KEY_BITS,
+            kind="stable",
+        )
         length = np.concatenate([block.length for block in blocks]).take(order)
         enough = length >= max(1, self._reader.min_length)
         enough[: self._visited] = False
@@ -180,6 +187,7 @@ class _ReaderIterator(StageIterator):
         spans[:, DOCUMENT] = (number + np.array([block.first for block in blocks]).take(which)).take(order)
         spans[:, POSITION] = stripped.take(order)
         spans[:, BEGINS] = 1
+        spans[:, TAIL] = 0
         # `which` and `number` also tell, for each place in the order, the block and how many documents of it come before
         self._at = np.empty((len(kept) + 1, 2), np.int64)
         self._at[:-1, 0] = which.take(kept) + self._place

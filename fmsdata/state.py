@@ -20,9 +20,7 @@ def pack_state(description: State, lanes: Mapping[str, State], *, rank: int, wor
     }
 
 
-def unpack_states(
-    states: State | Sequence[State], description: State, lanes: Sequence[int]
-) -> dict[str, State]:
+def unpack_states(states: State | Sequence[State], description: State, lanes: Sequence[int]) -> dict[str, State]:
     """The states of these lanes, from one rank's state or from those of several ranks, after checking that they belong here."""
     many = [states] if isinstance(states, Mapping) else list(states)
     found: dict[str, State] = {}

@@ -28,9 +28,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         return Path(text)
     if protocol in ("file", "local"):
         return Path(rest)
-    raise ConfigError(
-        f"path {text!r}: {protocol}:// is not available yet; use a local folder or a mounted one"
-    )
+    raise ConfigError(f"path {text!r}: {protocol}:// is not available yet; use a local folder or a mounted one")
 
 
 def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
@@ -43,9 +41,7 @@ def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         relative = Path(parent).relative_to(folder)
         found += [
-            (relative / name).as_posix()
-            for name in files
-            if name.endswith(suffixes) and not name.startswith(".")
+            (relative / name).as_posix() for name in files if name.endswith(suffixes) and not name.startswith(".")
         ]
     return sorted(found)
 

@@ -96,7 +96,9 @@ def check_exactly_once(
     count = turn = 0
     while not _complete(seen, stored, epochs):
         if count > most_samples:
-            raise LawBroken(f"after {count} samples there are documents that did not come: {_missing(seen, stored, epochs)}")
+            raise LawBroken(
+                f"after {count} samples there are documents that did not come: {_missing(seen, stored, epochs)}"
+            )
         world_size = world_sizes[turn % len(world_sizes)]
         loaders = [make(rank, world_size) for rank in range(world_size)]
         for loader in loaders:
@@ -130,7 +132,9 @@ def check_mix_holds(make: MakeLoader, *, weights: Mapping[str, float], samples: 
         for source, weight in weights.items():
             off = got[source] - weight / total * got.total()
             if abs(off) > within:
-                raise LawBroken(f"after sample {g}, source {source!r} is {off:+.0f} tokens off its share; allowed are {within:.0f}")
+                raise LawBroken(
+                    f"after sample {g}, source {source!r} is {off:+.0f} tokens off its share; allowed are {within:.0f}"
+                )
     return {source: got[source] / got.total() for source in weights}
 
 
@@ -153,7 +157,9 @@ def check_stage(stage: Stage, *, items: int = 40, lanes: int = 3, seed: int = 0,
         shape = _shape(states[0])
         for start in range(items):
             if _shape(states[start]) != shape:
-                raise LawBroken(f"the state of {type(stage).__name__} before item {start} has another shape than the first")
+                raise LawBroken(
+                    f"the state of {type(stage).__name__} before item {start} has another shape than the first"
+                )
             again = _items(stage, lane, states[start])
             for offset in range(ahead):
                 if _item(next(again)) != _item(seen[start + offset]):

@@ -16,7 +16,9 @@ from fmsdata.testing import MakeLoader
 WriteSource = Callable[..., Path]
 
 
-def documents(rng: np.random.Generator, count: int, longest: int = 40, shortest: int = 0) -> list[npt.NDArray[np.int64]]:
+def documents(
+    rng: np.random.Generator, count: int, longest: int = 40, shortest: int = 0
+) -> list[npt.NDArray[np.int64]]:
     """Documents with tokens from 10 up, so that the small numbers are free for special tokens."""
     return [rng.integers(10, 250, rng.integers(shortest, longest + 1)) for _ in range(count)]
 

@@ -1,4 +1,4 @@
-"""Counts: every spelling of a CSV row finds its shard, and what disagrees is an error that names the file and the fix."""
+"""Counts: every spelling of a CSV row finds its shard; what disagrees is an error that names the file and the fix."""
 
 import os
 from pathlib import Path

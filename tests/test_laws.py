@@ -180,10 +180,7 @@ def test_adding_and_reordering_sources_changes_nothing_for_the_others(corpus: Pa
     swapped = first_visits(web({"wiki": {"weight": 3}, "web": {"weight": 7}}))
     assert two == swapped
     lanes = fmsdata.Lane(index=0, count=2, seed=3)
-    alone = [
-        (i.shard, i.document)
-        for i in fmsdata.ShardReader(corpus / "web", name="web").open(lanes).read()
-    ]
+    alone = [(i.shard, i.document) for i in fmsdata.ShardReader(corpus / "web", name="web").open(lanes).read()]
     mixed = fmsdata.Mixture(
         {name: fmsdata.ShardReader(corpus / name) for name in ("news", "web", "wiki")},
         {"news": 5, "web": 3, "wiki": 2},

@@ -44,9 +44,7 @@ class ArrowShard:
         self._column = _token_column(self._schema, column, name)
         self._type = self._schema.field(self._column).type
         self._listed = not pa.types.is_integer(self._type)
-        self._dtype: np.dtype[Any] = np.dtype(
-            (self._type.value_type if self._listed else self._type).to_pandas_dtype()
-        )
+        self._dtype: np.dtype[Any] = np.dtype((self._type.value_type if self._listed else self._type).to_pandas_dtype())
         self._whole: Tokens = self._as_array(self._dtype)
         self._fixed_size = self._type.list_size if pa.types.is_fixed_size_list(self._type) else 0
         self._ends = self._as_array(
@@ -72,9 +70,7 @@ class ArrowShard:
 
     def tokens(self) -> int:
         """All tokens of the shard."""
-        return (
-            int(self.read(0, self.documents).length.sum()) if self.known_tokens is None else self.known_tokens
-        )
+        return int(self.read(0, self.documents).length.sum()) if self.known_tokens is None else self.known_tokens
 
     def read(self, first: int, stop: int) -> Block:
         """The documents `first` to `stop - 1`, of which there must be at least one."""
