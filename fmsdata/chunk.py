@@ -64,7 +64,7 @@ class Chunk:
         return len(self.first) - 1
 
     def __getitem__(self, i: int) -> "Item":
-        return Item(self.slice(i, i + 1))
+        return Item(self.slice(i, i + 1).compact())
 
     def __iter__(self) -> Iterator["Item"]:
         return (self[i] for i in range(len(self)))

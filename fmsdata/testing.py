@@ -107,7 +107,7 @@ def check_exactly_once(
             for batch in islice(loader, steps):
                 for row in range(len(batch["input_ids"])):
                     count += 1
-                    _collect(batch, row, stored, seen)
+                    _collect(batch, row, stored, epochs, seen)
         states = [_through_json(loader.state_dict()) for loader in loaders]
         turn += 1
     for (source, epoch), documents in seen.items():
@@ -233,19 +233,22 @@ def _provenance(make: MakeLoader) -> Iterator[list[Any]]:
         yield from batch["provenance"]
 
 
-def _collect(batch: Mapping[str, Any], row: int, stored: Stored, seen: dict[Any, Any]) -> None:
-    """Note which tokens of which documents a row holds, and that they are the stored ones."""
+def _collect(batch: Mapping[str, Any], row: int, stored: Stored, epochs: int, seen: dict[Any, Any]) -> None:
+    """Note which tokens of which documents a row holds, and, in the epochs asked for, that they are the stored ones."""
     tokens = torch.cat([batch["input_ids"][row], batch["labels"][row, -1:]]).numpy()
     known = len(tokens) - (int(tokens[-1]) == -100)
-    place = 0
+    place, slack = 0, INSERTED_BETWEEN
     for span, epoch in zip(batch["provenance"][row], batch["epochs"][row], strict=True):
         document, start, stop = tuple(span[:3]), span[3], span[4]
         seen[document[0], epoch][document].append((start, stop))
-        expected = stored.get(document, np.empty(0, np.int64))[start:stop]
-        for gap in range(INSERTED_BETWEEN + 1):
-            end = min(place + gap + len(expected), known)
-            if np.array_equal(tokens[place + gap : end], expected[: end - place - gap]):
-                place += gap + len(expected)
+        if epoch >= epochs or document not in stored:
+            place, slack = place + stop - start, slack + INSERTED_BETWEEN
+            continue
+        expected = stored[document][start:stop]
+        for begin in range(place, place + slack + 1):
+            end = min(begin + len(expected), known)
+            if np.array_equal(tokens[begin:end], expected[: end - begin]):
+                place, slack = begin + len(expected), INSERTED_BETWEEN
                 break
         else:
             raise LawBroken(f"tokens {start} to {stop} of {document} are not what is stored there")
