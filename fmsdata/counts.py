@@ -9,7 +9,7 @@ import hashlib
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -140,27 +140,34 @@ def _told_by_csv(folder: Path, shards: list[str]) -> dict[str, Count]:
 def _read_rows(files: Iterable[Path]) -> dict[Parts, Count]:
     rows: dict[Parts, Count] = {}
     for file in files:
-        with file.open(newline="") as lines:
-            reader = csv.reader(lines)
-            header = [name.strip() for name in next(reader, [])]
-            if len(header) < 3 or "documents" not in header[1:] or "tokens" not in header[1:]:
-                raise CountsError(f"{file}: the header is {','.join(header)!r}, expected {','.join(HEADER)!r}")
-            documents, tokens = header.index("documents"), header.index("tokens")
-            for row in reader:
-                if not row:
-                    continue
-                try:
-                    count = int(row[documents]), int(row[tokens])
-                except (ValueError, IndexError):
-                    raise CountsError(
-                        f"{file}:{reader.line_num}: {','.join(row)!r} is not a row of {','.join(HEADER)}"
-                    ) from None
-                parts = PurePosixPath(row[0].strip().lstrip("/")).parts
-                if min(count) < 0 or rows.setdefault(parts, count) != count:
-                    raise CountsError(
-                        f"{file}:{reader.line_num}: {row[0]!r} has {count[0]} documents and {count[1]} tokens, "
-                        f"but {rows[parts]} elsewhere; run `fmsdata index` to rebuild the counts"
-                    )
+        try:
+            lines = list(csv.reader(file.read_text().splitlines()))
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise CountsError(
+                f"{file}: not a CSV file that can be read ({error}); remove it, or run `fmsdata index`"
+            ) from None
+        header = [name.strip() for name in lines[0]] if lines else []
+        if len(header) < 3 or "documents" not in header[1:] or "tokens" not in header[1:]:
+            raise CountsError(f"{file}: the header is {','.join(header)!r}, expected {','.join(HEADER)!r}")
+        columns = header.index("documents"), header.index("tokens")
+        for number, row in enumerate(lines[1:], start=2):
+            if not row:
+                continue
+            where = f"{file}:{number}: {','.join(row)!r}"
+            try:
+                count = int(row[columns[0]]), int(row[columns[1]])
+            except (ValueError, IndexError):
+                raise CountsError(f"{where} is not a row of {','.join(HEADER)}") from None
+            if not all(0 <= one < 1 << 62 for one in count):
+                raise CountsError(
+                    f"{where} has a number that can't be a count; run `fmsdata index` to rebuild the counts"
+                )
+            parts = PurePosixPath(row[0].strip().lstrip("/")).parts
+            if rows.setdefault(parts, count) != count:
+                raise CountsError(
+                    f"{where} disagrees with another row, of {rows[parts][0]} documents and {rows[parts][1]} tokens; "
+                    "run `fmsdata index` to rebuild the counts"
+                )
     return rows
 
 
@@ -171,40 +178,32 @@ def _match(rows: dict[Parts, Count], source: Parts, shards: list[str], file: Pat
         if row:
             by_name[row[-1]].append(row)
     told: dict[str, Count] = {}
-    used: dict[Parts, str] = {}
-    prefixes: set[Parts] = set()
+    folders: set[Parts] = {source} - {()}  # the source's folder, as the rows write it
     for shard in shards:
         path = source + PurePosixPath(shard).parts
-        best = _best_rows(by_name.get(path[-1], []), path)
-        if not best:
-            continue
+        best = _best_rows(by_name[path[-1]], path)
         if len({rows[row] for row in best}) > 1:
             some = ", ".join("/".join(row) for row in best)
             raise CountsError(f"{file}: several rows fit {'/'.join(path)} and disagree: {some}; keep one")
-        told[shard] = rows[best[0]]
-        used[best[0]] = shard
-        prefixes.add(best[0][: -len(path)])
+        if best:
+            told[shard] = rows[best[0]]
+            folders.add(best[0][: len(best[0]) - len(path)] + source)
+    listed = set(shards)
     for row in rows:
-        here = any(row[: len(prefix + source)] == prefix + source for prefix in prefixes)
-        if here and row not in used and row[-1].endswith(SUFFIXES) and row[-1] not in ("", "."):
-            _check_not_missing(row, source, shards, prefixes, file)
+        for folder in folders:
+            inside = "/".join(row[len(folder) :])
+            if row[: len(folder)] == folder and inside.endswith(SUFFIXES) and inside not in listed:
+                raise CountsError(
+                    f"{file}: counts list {'/'.join(row)}, but there is no such file; "
+                    "bring it back, or run `fmsdata index` to rebuild the counts"
+                )
     return told
 
 
 def _best_rows(rows: list[Parts], path: Parts) -> list[Parts]:
-    """The rows that name this path: all of it, behind some prefix, or else the longest end of it."""
+    """The rows that name this path: all of it, all of it behind some prefix, or else the longest end of it."""
     exact = [row for row in rows if row == path]
     behind = [row for row in rows if row[-len(path) :] == path]
     ends = [row for row in rows if 1 < len(row) < len(path) and path[-len(row) :] == row]
-    longest: Callable[[list[Parts]], list[Parts]] = lambda some: [r for r in some if len(r) == max(map(len, some))]
-    return exact or behind or longest(ends)
-
-
-def _check_not_missing(row: Parts, source: Parts, shards: list[str], prefixes: set[Parts], file: Path) -> None:
-    for prefix in prefixes:
-        shard = "/".join(row[len(prefix + source) :])
-        if row[: len(prefix + source)] == prefix + source and shard not in shards:
-            raise CountsError(
-                f"{file}: counts list {'/'.join(row)}, but there is no such file; "
-                "bring it back, or run `fmsdata index` to rebuild the counts"
-            )
+    longest = max(map(len, ends), default=0)
+    return exact or behind or [row for row in ends if len(row) == longest]

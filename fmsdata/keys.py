@@ -26,8 +26,7 @@ def key_of(*parts: int | str) -> int:
     >>> key_of("a", "bc") == key_of("ab", "c")
     False
     """
-    text = "\x1f".join(f"{type(part).__name__[0]}{part}" for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(ascii(parts).encode(), digest_size=8).digest(), "little")
 
 
 def mix(x: int) -> int:

@@ -182,7 +182,7 @@ class _PackIterator(StageIterator):
             end, tail = self._fit(run, place, room), False
             if end is not None and self._pack.eol is not None and run.token(end - 1) != self._pack.eol:
                 end = self._fit(run, place, room - 1)
-                tail = end is not None and run.token(end - 1) != self._pack.eol
+                tail = end is not None and (self._fit is _split or run.token(end - 1) != self._pack.eol)
             if end is None:
                 break
             places.append(place := end)

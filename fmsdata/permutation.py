@@ -11,7 +11,7 @@ import numpy as np
 
 from fmsdata.keys import Ints, Keys, mix, mix_array
 
-ROUNDS = 4  # of two additions each
+ROUNDS = 8  # of two additions each; with four, small sizes are uneven
 
 
 class Permutation:

@@ -38,7 +38,7 @@ def write_shard(
     with pa.OSFile(str(unfinished), "wb") as file, open_writer(file, schema) as writer:
         held: list[npt.NDArray[Any]] = []
         for document in documents:
-            held.append(np.asarray(document, dtype=dtype))
+            held.append(_tokens(document, np.dtype(dtype)))
             if layout == "batch":
                 writer.write_batch(pa.record_batch([pa.array(held.pop(), kind)], schema=schema))
             elif len(held) == rows:
@@ -47,6 +47,17 @@ def write_shard(
         if held:
             writer.write_batch(_list_batch(held, schema))
     unfinished.rename(path)
+
+
+def _tokens(document: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    tokens = np.asarray(document)
+    if tokens.dtype.kind not in "iu":  # numpy takes some lists of large integers for floats
+        tokens = np.asarray(document, dtype=object)
+    if tokens.ndim != 1 or (tokens.dtype.kind == "O" and not all(isinstance(token, int) for token in tokens)):
+        raise ConfigError(f"a document is a list of integers, not {np.asarray(document).dtype} of shape {tokens.shape}")
+    if len(tokens) and not np.iinfo(dtype).min <= tokens.min() <= tokens.max() <= np.iinfo(dtype).max:
+        raise ConfigError(f"tokens from {tokens.min()} to {tokens.max()} do not fit {dtype}; use a wider `dtype`")
+    return tokens.astype(dtype)
 
 
 def _list_batch(documents: list[npt.NDArray[Any]], schema: pa.Schema) -> pa.RecordBatch:

@@ -41,12 +41,13 @@ class ArrowShard:
                 f"{name}: not a whole Arrow IPC file, it is truncated or of another kind ({error}); "
                 "write it again or remove it"
             ) from None
+        self._guarded(lambda: self._schema.names)
         self._column = _token_column(self._schema, column, name)
         self._type = self._schema.field(self._column).type
         self._listed = not pa.types.is_integer(self._type)
         self._dtype: np.dtype[Any] = np.dtype((self._type.value_type if self._listed else self._type).to_pandas_dtype())
         self._whole: Tokens = self._as_array(self._dtype)
-        self._fixed_size = self._type.list_size if pa.types.is_fixed_size_list(self._type) else 0
+        self._fixed_size = self._type.list_size if pa.types.is_fixed_size_list(self._type) else None
         self._ends = self._as_array(
             np.int64 if pa.types.is_large_list(self._type) else np.int32
         )  # list offsets are among these
@@ -57,10 +58,11 @@ class ArrowShard:
         self._metadata = self._guarded(lambda: Metadata(buffer, self._messages))
         self._first_row: Sequence[int] = range(len(self._messages) + 1)
         self.known_tokens: int | None = None if len(self._messages) else 0  # what the file need not be read for
-        if self._listed:
+        if self._listed and len(self._messages):
             nodes, buffers = self._guarded(lambda: self._metadata.read(0, len(self._messages)))
             self._first_row = offsets(nodes[:, self._node, 0]).tolist()
-            self.known_tokens = int(nodes[:, self._node + 1, 0].sum())
+            if not nodes[:, self._node, 1].any():  # a null row may hide values
+                self.known_tokens = int(nodes[:, self._node + 1, 0].sum())
             self._plain = self._are_plain(nodes).tolist()
             self._buffers = buffers.tolist()
 
@@ -91,7 +93,7 @@ class ArrowShard:
     def _plain_batches(self, nodes: Ints, buffers: Ints) -> Block:
         place, size = buffers[:, self._vector + 1].T
         length = nodes[:, self._node, 0]
-        if (length * self._dtype.itemsize > size).any():
+        if (length > size // self._dtype.itemsize).any() or (place % self._dtype.itemsize).any():
             raise self._damaged("a record batch is shorter than it says")
         return Block([self._whole], np.zeros(len(length), np.int64), place // self._dtype.itemsize, length)
 
@@ -103,11 +105,14 @@ class ArrowShard:
             row, count = max(first, low) - low, min(stop, high) - max(first, low)
             if not count:
                 continue
-            if self._fixed_size:
+            if self._fixed_size is not None:
                 ends = np.arange(row, row + count + 1) * self._fixed_size
                 place, size = self._buffers[batch][self._vector + 2]
             else:
-                table = self._buffers[batch][self._vector + 1][0] // self._ends.itemsize + row
+                table, size = self._buffers[batch][self._vector + 1]
+                if size < (high - low + 1) * self._ends.itemsize or table % self._ends.itemsize:
+                    raise self._damaged("list offsets are missing")
+                table = table // self._ends.itemsize + row
                 ends = self._ends[table : table + count + 1].astype(np.int64)
                 place, size = self._buffers[batch][self._vector + 3]
             length = ends[1:] - ends[:-1]
@@ -146,7 +151,9 @@ class ArrowShard:
         offset, metadata, body = self._messages[batch].tolist()
         message = self._buffer.slice(offset, metadata + body)
         batches = self._guarded(lambda: pa.ipc.read_record_batch(pa.ipc.read_message(message), self._schema))
-        return batches.column(self._column)
+        column = batches.column(self._column)
+        self._guarded(lambda: column.validate(full=True))
+        return column
 
     def _guarded(self, read: Callable[[], Read]) -> Read:
         try:
@@ -195,7 +202,7 @@ def _nodes(kind: pa.DataType) -> int:
 
 def _vectors(kind: pa.DataType) -> int | None:
     """How many buffers a column of this type has, for the flat types."""
-    if pa.types.is_primitive(kind):
+    if pa.types.is_primitive(kind) or pa.types.is_dictionary(kind):
         return 2
     if any(
         test(kind)

@@ -100,6 +100,8 @@ def _from_stream(data: memoryview) -> Ints:
             return np.array(messages, np.int64).reshape(-1, 3)
         message = Table.root(data, offset + PREFIX)
         body = message.number(3)
+        if message.number(1, "<B") not in (1, 2, 3) or body < 0:
+            raise Truncated(f"no message at byte {offset}")
         if message.number(1, "<B") == RECORD_BATCH:
             messages.append((offset, PREFIX + size, body))
         offset += PREFIX + size + body
@@ -140,7 +142,7 @@ class Metadata:
             numbers[rest[0]] = template.first
             rest = template.read(self._words, messages, rest[1:], numbers)
         pairs = numbers.reshape(end - begin, -1, 2)
-        if numbers.min(initial=0) < 0 or (pairs[:, nodes:].sum(axis=2) > messages[:, 2:]).any():
+        if numbers.min(initial=0) < 0 or (pairs[:, nodes:, 0] > messages[:, 2:] - pairs[:, nodes:, 1]).any():
             raise Truncated("buffers lie outside their record batch")
         pairs[:, nodes:, 0] += messages[:, :1] + messages[:, 1:2]
         return pairs[:, :nodes], pairs[:, nodes:]
@@ -156,13 +158,19 @@ class _Template:
     """One record batch's metadata, taken apart: where it keeps its numbers, and all that is not a number."""
 
     def __init__(self, data: memoryview, words: Ints, offset: int, size: int) -> None:
+        marker, length = struct.unpack_from("<Ii", data, offset)
         message = Table.root(data, offset + PREFIX)
+        if marker != CONTINUATION or length + PREFIX != size or message.number(1, "<B") != RECORD_BATCH:
+            raise Truncated(f"no record batch at byte {offset}")
         batch = message.table(2)
         both = batch.vector(1), batch.vector(2)
         self.shape = (both[0][1], both[1][1], bool(batch.position(3)))
         self.first = [n for start, count in both for n in struct.unpack_from(f"<{2 * count}q", data, start)]
         single = [position for position in (message.position(3), batch.position(0)) if position]
         places = single + [start + 8 * i for start, count in both for i in range(2 * count)]
+        if batch.number(0) != self.first[0]:
+            raise Truncated(f"a column of the record batch at byte {offset} is shorter than it")
+        self._rows = [(position - offset) // 8 for position in (batch.position(0),) if position]
         aligned = size % 8 == 0 and not any(place % 8 for place in [offset, *places])
         self._size = size if aligned else -1  # -1: no other is like it
         numbers = [(place - offset) // 8 for place in places]
@@ -178,9 +186,10 @@ class _Template:
         if not like.all():
             start = start[like]
         same = (words.take(start + self._fixed) == self._text).all(axis=1)
-        if same.all() and len(same) == len(some):
-            numbers[some] = words.take(start + self._numbers)
-            return some[:0]
         like[like] = same
-        numbers[some[like]] = words.take(start[same] + self._numbers)
+        start = start[same]
+        found = words.take(start + self._numbers)
+        if (words.take(start + self._rows) != found[:, :1]).any() if self._rows else found[:, 0].any():
+            raise Truncated("a column is shorter than its record batch")
+        numbers[some[like]] = found
         return some[~like]
