@@ -2,9 +2,10 @@
 
     python benchmarks/pipeline.py [--tokens 150000000] [--profile]
 
-The copy is the fastest way to fill the same batches: one streaming copy per batch from one array in memory into a new int64 array. Pipeline and copy
-take turns in the same process, and the median of each counts, because timings on shared machines are noisy. A round of the pipeline is as many
-steps as turn over every lane's window once, so that each round does all of the work.
+The copy is the fastest way to fill the same batches: one streaming copy per batch from one array in memory
+into a new int64 array. Pipeline and copy take turns in the same process, and the median of each counts,
+because timings on shared machines are noisy. A round of the pipeline is as many steps as turn over every
+lane's window once, so that each round does all of the work.
 """
 
 import argparse
@@ -66,7 +67,7 @@ def copy_speed(dtype: Any) -> float:
 
 def pipeline_speed(batches: Iterator[dict[str, Any]], steps: int) -> float:
     start = time.perf_counter()
-    tokens = sum(next(batches)["input_ids"].numel() for _ in range(steps))
+    tokens: int = sum(next(batches)["input_ids"].numel() for _ in range(steps))
     return tokens / (time.perf_counter() - start)
 
 

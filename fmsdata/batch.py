@@ -27,7 +27,7 @@ class Batch:
     @cached_property
     def tokens(self) -> Tokens:
         """The tokens, (lines, line length), in the narrowest type that all shards of the batch fit in."""
-        pieces: list[Tokens | bytes] = []
+        pieces: list[Any] = []  # before Python 3.12 the stubs don't tell that arrays are buffers
         dtypes = set()
         for chunk, row in self.rows:
             pieces += chunk.pieces(row)
@@ -48,7 +48,10 @@ class Batch:
 
     @cached_property
     def segments(self) -> tuple[Ints, Ints]:
-        """The documents in what the model sees: where each starts in the flat batch, and its number in its line (-1: padding)."""
+        """The documents in what the model sees: where each starts in the flat batch, and its number in its line.
+
+        The number of padding is -1.
+        """
         lines, spans = self.lines, self.lines.spans
         line = np.repeat(np.arange(len(lines)), np.diff(lines.first))
         ends = offsets(spans[:, LENGTH])

@@ -1,12 +1,14 @@
 """What travels between stages: chunks of documents or lines, as spans of the mapped shards.
 
-A chunk is a table of spans, a row of integers each, and a list of where each item (a document, or a line) starts in it. All planning is arithmetic on
-that table. Tokens stay where they are until a batch is made of them.
+A chunk is a table of spans, a row of integers each, and a list of where each item (a document, or a
+line) starts in it. All planning is arithmetic on that table. Tokens stay where they are until a batch
+is made of them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,7 +104,8 @@ class Chunk:
     def padding(self) -> list[int]:
         """How many tokens at the end of each item are padding."""
         last = self.spans[self.first[1:] - 1]
-        return np.where(last[:, DOCUMENT] == PADDING, last[:, LENGTH], 0).tolist()
+        padding: list[int] = np.where(last[:, DOCUMENT] == PADDING, last[:, LENGTH], 0).tolist()
+        return padding
 
     def first_tokens(self) -> Ints:
         """The first token of each item."""
@@ -237,7 +240,8 @@ class Chunk:
 
     @cached_property
     def _bounds(self) -> list[int]:
-        return self.first.tolist()
+        bounds: list[int] = self.first.tolist()
+        return bounds
 
 
 class _Converted:
@@ -271,7 +275,7 @@ class Item:
     @cached_property
     def tokens(self) -> Tokens:
         """The tokens. Of a plain document a view of the mapped shard: copy before writing to it."""
-        pieces = self.chunk.pieces(0)
+        pieces: list[Any] = self.chunk.pieces(0)  # before Python 3.12 the stubs don't tell that arrays are buffers
         if len(pieces) == 2 and not pieces[1]:
             return np.asarray(pieces[0])
         return np.frombuffer(b"".join(pieces), self.chunk.dtype)
@@ -308,8 +312,8 @@ class Item:
     def replace(self, tokens: npt.ArrayLike) -> "Item":
         """The item with other tokens.
 
-        A line keeps its length, and with it the provenance of every token. A document may become longer or shorter; from then on
-        the offsets of its spans count in the new tokens.
+        A line keeps its length, and with it the provenance of every token. A document may become longer or
+        shorter; from then on the offsets of its spans count in the new tokens.
         """
         new = np.asarray(tokens)
         if new.ndim != 1 or new.dtype.kind not in "iu":
@@ -384,7 +388,7 @@ def _stored_spans(chunk: Chunk) -> list[list[tuple[Span, int]]]:
     rows = chunk.spans.tolist()
     first = chunk.first.tolist()
     out: list[list[tuple[Span, int]]] = []
-    for low, high in zip(first[:-1], first[1:], strict=True):
+    for low, high in pairwise(first):
         item: list[tuple[Span, int]] = []
         for buffer, _, length, document, position, _, tail in rows[low:high]:
             stored = length - (tail > 0)

@@ -3,12 +3,11 @@
 import difflib
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from fmsdata.delimit import Delimit
 from fmsdata.errors import ConfigError, DataError
@@ -66,17 +65,30 @@ class LoaderConfig(Section):
 
 
 class Config(Section):
-    """All of a run. `path` holds a folder per source; without `sources`, every sub-folder with shards is one, weighted by its tokens."""
+    """All of a run.
+
+    `path` holds a folder per source; without `sources`, every sub-folder with shards is one,
+    weighted by its tokens.
+    """
 
     seed: int = 0
     path: str
+    storage_options: dict[str, Any] = {}
     sources: dict[str, SourceConfig] | None = None
     documents: DocumentsConfig = DocumentsConfig()
     pack: PackConfig
     task: TaskConfig = TaskConfig()
     shuffle: ShuffleConfig = ShuffleConfig()
     lanes: int = 192
-    loader: LoaderConfig = Field(default_factory=LoaderConfig)
+    phases: tuple[Any, ...] = ()
+    loader: LoaderConfig = LoaderConfig()
+
+    @field_validator("storage_options", "phases")
+    @classmethod
+    def _nothing_yet(cls, value: Any) -> Any:
+        if value:
+            raise ValueError("not available yet, leave it empty")
+        return value
 
     @field_validator("task", mode="before")
     @classmethod
@@ -171,8 +183,7 @@ def _mixture(config: Config) -> Mixture:
     if config.sources is not None:
         weights = {name: source.weight for name, source in config.sources.items()}
         check_weights(paths, weights)
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        readers = dict(zip(paths, pool.map(reader, paths), strict=True))
+    readers = {name: reader(name) for name in paths}
     if config.sources is None:
         weights = {name: max(1, one.size().tokens) for name, one in readers.items()}
     return Mixture(readers, weights)

@@ -1,7 +1,7 @@
 """Documents and tokens per shard: the only thing that planning reads.
 
-They come from `meta/*counts*.csv` beside or above the source, and from the shards themselves where no CSV tells. A CSV is believed
-for planning and checked when its shards are opened.
+They come from `meta/*counts*.csv` beside or above the source, and from the shards themselves where no CSV
+tells. A CSV is believed for planning and checked when its shards are opened.
 """
 
 import csv
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -162,7 +162,7 @@ def _read_rows(files: Iterable[Path]) -> dict[Parts, Count]:
                 raise CountsError(
                     f"{where} has a number that can't be a count; run `fmsdata index` to rebuild the counts"
                 )
-            parts = PurePosixPath(row[0].strip().lstrip("/")).parts
+            parts = _parts(row[0].strip())
             if rows.setdefault(parts, count) != count:
                 raise CountsError(
                     f"{where} disagrees with another row, of {rows[parts][0]} documents and {rows[parts][1]} tokens; "
@@ -180,7 +180,7 @@ def _match(rows: dict[Parts, Count], source: Parts, shards: list[str], file: Pat
     told: dict[str, Count] = {}
     folders: set[Parts] = {source} - {()}  # the source's folder, as the rows write it
     for shard in shards:
-        path = source + PurePosixPath(shard).parts
+        path = source + _parts(shard)
         best = _best_rows(by_name[path[-1]], path)
         if len({rows[row] for row in best}) > 1:
             some = ", ".join("/".join(row) for row in best)
@@ -207,3 +207,7 @@ def _best_rows(rows: list[Parts], path: Parts) -> list[Parts]:
     ends = [row for row in rows if 1 < len(row) < len(path) and path[-len(row) :] == row]
     longest = max(map(len, ends), default=0)
     return exact or behind or [row for row in ends if len(row) == longest]
+
+
+def _parts(path: str) -> Parts:
+    return tuple(part for part in path.split("/") if part not in ("", "."))

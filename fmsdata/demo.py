@@ -20,7 +20,7 @@ from fmsdata import testing
 from fmsdata.config import build_data, make_loader, read_config
 from fmsdata.counts import write_index
 from fmsdata.loader import StatefulDataLoader
-from fmsdata.prepare import write_shard
+from fmsdata.prepare import Layout, write_shard
 
 FILES, SHARDS, STEPS = 220, 4, 40
 EOS = 0  # byte b is token b + 1
@@ -41,7 +41,8 @@ def write_corpus(root: Path) -> None:
     paths = [path for path in sorted(library.rglob("*.py")) if not {"site-packages", "test", "tests"} & set(path.parts)]
     texts = [path.read_text(errors="ignore") for path in paths[:: max(1, len(paths) // FILES)]]
     sources = {"code": texts, "docstrings": [docstring for text in texts for docstring in _docstrings(text)]}
-    for name, layout in (("code", "list"), ("docstrings", "batch")):
+    layouts: dict[str, Layout] = {"code": "list", "docstrings": "batch"}
+    for name, layout in layouts.items():
         documents = [np.frombuffer(text.encode(), np.uint8).astype(np.uint16) + 1 for text in sources[name]]
         for shard in range(SHARDS):
             write_shard(root / name / f"part-{shard}.arrow", documents[shard::SHARDS], dtype=np.uint16, layout=layout)

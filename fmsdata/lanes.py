@@ -1,7 +1,8 @@
 """Rescalable: the lanes of a run, and which of them a rank reads.
 
-Sample `g` of the canonical stream is the next line of lane `g mod L`. World size, workers and batch size decide who executes a lane, never what it yields;
-rescaling moves lanes from one rank to another and that is all there is to it.
+Sample `g` of the canonical stream is the next line of lane `g mod L`. World size, workers and batch size
+decide who executes a lane, never what it yields; rescaling moves lanes from one rank to another and that is
+all there is to it.
 """
 
 import heapq
@@ -21,7 +22,8 @@ from fmsdata.storage import Recent
 class Rescalable(IterableDataset[Item]):
     """A pipeline run as `lanes` independent lanes. Fixed for a run: the number of lanes and the seed.
 
-    Pick a number with many divisors, and at least as large as the largest world size: the stream is the same for every world size that divides it.
+    Pick a number with many divisors, and at least as large as the largest world size: the stream is the same
+    for every world size that divides it.
 
     >>> data = Rescalable(lines, lanes=192, seed=42)     # doctest: +SKIP
     """
@@ -39,8 +41,8 @@ class Rescalable(IterableDataset[Item]):
             raise ConfigError(f"rank {rank} of world size {world_size}: ranks are 0 to world size - 1")
         if world_size > self.lanes:
             raise ConfigError(
-                f"world size {world_size} is more than the {self.lanes} lanes of this run: some ranks would have nothing to read; "
-                "use fewer ranks, or start the run with more lanes"
+                f"world size {world_size} is more than the {self.lanes} lanes of this run: "
+                "some ranks would have nothing to read; use fewer ranks, or start the run with more lanes"
             )
         return range(rank, self.lanes, world_size)
 
@@ -60,7 +62,10 @@ class Rescalable(IterableDataset[Item]):
 
 
 class Lanes:
-    """Some lanes at work. The lane with the fewest lines taken comes next, ties by number; so which one is next is not state."""
+    """Some lanes at work.
+
+    The lane with the fewest lines taken comes next, ties by number; so which one is next is not state.
+    """
 
     def __init__(self, data: Rescalable, lanes: Iterable[int], states: Mapping[str, State] | None) -> None:
         shards: Recent[ArrowShard] = Recent(OPEN_SHARDS)

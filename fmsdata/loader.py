@@ -14,8 +14,8 @@ from fmsdata.tasks import CausalLM, Task
 class StatefulDataLoader:
     """Batches of the lanes that belong to this rank, endlessly.
 
-    A loader has one position in the stream. Iterating again goes on where the last iteration stopped, and `state_dict()` is the
-    state after the last batch that was handed out.
+    A loader has one position in the stream. Iterating again goes on where the last iteration stopped, and
+    `state_dict()` is the state after the last batch that was handed out.
 
     >>> loader = StatefulDataLoader(data, batch_size=8, rank=0, world_size=1)     # doctest: +SKIP
     >>> for batch in loader:                                                      # doctest: +SKIP

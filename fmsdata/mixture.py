@@ -1,7 +1,8 @@
 """Mixture: documents of several sources, each source getting its share of the tokens at every moment.
 
-The source that is furthest below its share comes next: the one with the least `(tokens taken + phase) / weight`. As arrays, that is a
-merge of the sources' documents by the virtual time at which each is due.
+The source that is furthest below its share comes next: the one with the least
+`(tokens taken + phase) / weight`. As arrays, that is a merge of the sources' documents by the virtual time
+at which each is due.
 """
 
 import math

@@ -1,8 +1,9 @@
 """Pack: documents into lines of fixed length.
 
-The documents of a lane, one behind the other, are one long run of tokens. Both modes cut that run into lines and differ only in where: `split`
-cuts when the line is full, `pad` at the last end of a document that still fits. So no token is lost or repeated, and the state is a place in the
-run: the state below before the document in progress, and how much of it is used.
+The documents of a lane, one behind the other, are one long run of tokens. Both modes cut that run into lines
+and differ only in where: `split` cuts when the line is full, `pad` at the last end of a document that still
+fits. So no token is lost or repeated, and the state is a place in the run: the state below before the
+document in progress, and how much of it is used.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,6 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from fmsdata.chunk import BEGINS, BUFFER, LENGTH, POSITION, START, TAIL, Chunk, check_tokens
 from fmsdata.errors import ConfigError
@@ -24,8 +24,9 @@ Mode = Literal["split", "pad"]
 class Pack(Stage):
     """Lines of `seq_len` tokens.
 
-    `split` lets documents run on over lines. `pad` starts a new line where a document does not fit, fills up with `pad`, and splits only documents
-    longer than a line. `bol` and `eol` stand at the start and end of each line, unless the token there is the same already.
+    `split` lets documents run on over lines. `pad` starts a new line where a document does not fit, fills up
+    with `pad`, and splits only documents longer than a line. `bol` and `eol` stand at the start and end of
+    each line, unless the token there is the same already.
 
     >>> lines = Pack(docs, seq_len=4097, mode="split")     # doctest: +SKIP
     """
@@ -123,8 +124,9 @@ def _pad(run: Run, place: int, room: int) -> int | None:
     return end if end > place else full
 
 
-# Where a line that starts at `place` and has `room` for tokens of documents ends, or None if that takes more documents to tell. A mode that
-# does not keep the documents' order, such as best-fit, is an iterator of its own.
+# Where a line that starts at `place` and has `room` for tokens of documents ends, or None if that takes more
+# documents to tell. A mode that does not keep the documents' order, such as best-fit, is an iterator of
+# its own.
 MODES: dict[str, Callable[[Run, int, int], int | None]] = {"split": _split, "pad": _pad}
 
 

@@ -1,8 +1,8 @@
 """A keyed bijection of [0, n) in O(1) memory, for any n.
 
-A Feistel network over two digits: a number below `a * b` is `(x, y)` with `x < a` and `y < b`, and each round adds a
-mixed, keyed function of one digit to the other. `a * b` is at least n and barely above it, so a result that falls outside is
-simply sent through again (cycle walking), which keeps it a bijection of [0, n).
+A Feistel network over two digits: a number below `a * b` is `(x, y)` with `x < a` and `y < b`, and each round
+adds a mixed, keyed function of one digit to the other. `a * b` is at least n and barely above it, so a result
+that falls outside is simply sent through again (cycle walking), which keeps it a bijection of [0, n).
 """
 
 from math import isqrt

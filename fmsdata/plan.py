@@ -1,7 +1,8 @@
 """Which documents a lane reads, and when: arithmetic on counts, without reading or talking to anyone.
 
-A source is an endless sequence of blocks. Index `i` is block `P(i mod n)` of epoch `i div n`, where `P` is a keyed bijection for that epoch,
-and lane `l` of `L` takes `i = l, l + L, l + 2L, ...`. So every (epoch, block) belongs to exactly one lane, at exactly one place.
+A source is an endless sequence of blocks. Index `i` is block `P(i mod n)` of epoch `i div n`, where `P` is a
+keyed bijection for that epoch, and lane `l` of `L` takes `i = l, l + L, l + 2L, ...`. So every (epoch, block)
+belongs to exactly one lane, at exactly one place.
 """
 
 from bisect import bisect_right

@@ -63,4 +63,4 @@ def _tokens(document: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 def _list_batch(documents: list[npt.NDArray[Any]], schema: pa.Schema) -> pa.RecordBatch:
     offsets = np.concatenate([[0], np.cumsum([len(document) for document in documents])]).astype(np.int32)
     values = pa.array(np.concatenate(documents), schema.field(0).type.value_type)
-    return pa.record_batch([pa.ListArray.from_arrays(pa.array(offsets), values)], schema=schema)
+    return pa.record_batch([pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)], schema=schema)

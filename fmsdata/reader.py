@@ -25,8 +25,8 @@ BLOCK_BITS, KEY_BITS = np.uint64(16), np.uint64(48)  # documents are sorted by b
 class ShardReader(Stage):
     """The documents of a folder of shards, endlessly: each exactly once per epoch, in another order each epoch.
 
-    `strip` removes these tokens at either end of a document, as many as stand there; documents shorter than `min_length` after that are skipped,
-    and so are empty ones.
+    `strip` removes these tokens at either end of a document, as many as stand there; documents shorter than
+    `min_length` after that are skipped, and so are empty ones.
 
     >>> reader = ShardReader("corpus/web", strip=[0], min_length=8)     # doctest: +SKIP
     """
@@ -188,7 +188,8 @@ class _ReaderIterator(StageIterator):
         spans[:, POSITION] = stripped.take(order)
         spans[:, BEGINS] = 1
         spans[:, TAIL] = 0
-        # `which` and `number` also tell, for each place in the order, the block and how many documents of it come before
+        # `which` and `number` also tell, for each place in the order, the block and how many documents of it
+        # come before
         self._at = np.empty((len(kept) + 1, 2), np.int64)
         self._at[:-1, 0] = which.take(kept) + self._place
         self._at[:-1, 1] = number.take(kept)

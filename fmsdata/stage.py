@@ -1,7 +1,10 @@
-"""The protocol that every stage follows. A stage is a recipe; its iterator holds the state. Never the two in one object.
+"""The protocol that every stage follows.
 
-An iterator works for one lane. It has two methods: `read` gives the next chunk of items, and `state(taken)` tells where it stood after that many
-items of the chunk, as plain data from which `Stage.open` starts a new iterator. Where chunks begin and end has no meaning; the order of items has.
+A stage is a recipe; its iterator holds the state. Never the two in one object.
+
+An iterator works for one lane. It has two methods: `read` gives the next chunk of items, and `state(taken)`
+tells where it stood after that many items of the chunk, as plain data from which `Stage.open` starts a new
+iterator. Where chunks begin and end has no meaning; the order of items has.
 """
 
 from abc import ABC, abstractmethod
@@ -135,7 +138,10 @@ class Cursor:
 
 
 class _TransformIterator(StageIterator):
-    """Applies a stage's `transform` to each item. The state is the one below before the item in progress, and how much of it was taken."""
+    """Applies a stage's `transform` to each item.
+
+    The state is the one below before the item in progress, and how much of it was taken.
+    """
 
     def __init__(self, stage: Stage, lane: Lane, state: State | None) -> None:
         self._stage = stage
@@ -164,8 +170,8 @@ class _TransformIterator(StageIterator):
             dropped += len(chunk)
             if dropped > self._patience:
                 raise StageError(
-                    f"{type(self._stage).__name__} dropped {dropped} items in a row, {PATIENCE} epochs of what it reads: "
-                    "nothing passes it"
+                    f"{type(self._stage).__name__} dropped {dropped} items in a row, "
+                    f"{PATIENCE} epochs of what it reads: nothing passes it"
                 )
 
     def state(self, taken: int) -> State:
@@ -180,7 +186,8 @@ class _TransformIterator(StageIterator):
         for one in made:
             if not isinstance(one, Item):
                 raise StageError(
-                    f"{type(self._stage).__name__}.transform gave a {type(one).__name__}, not an Item; use item.replace(tokens)"
+                    f"{type(self._stage).__name__}.transform gave a {type(one).__name__}, not an Item; "
+                    "use item.replace(tokens)"
                 )
         return [one for one in made if len(one)]
 

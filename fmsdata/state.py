@@ -21,7 +21,12 @@ def pack_state(description: State, lanes: Mapping[str, State], *, rank: int, wor
 
 
 def unpack_states(states: State | Sequence[State], description: State, lanes: Sequence[int]) -> dict[str, State]:
-    """The states of these lanes, from one rank's state or from those of several ranks, after checking that they belong here."""
+    """The states of these lanes, from one rank's state or from those of several ranks.
+
+    Raises if they do not belong here.
+    """
+    if not isinstance(states, Mapping | list | tuple):
+        raise StateError(f"a state is a dict, or the list of all ranks' dicts, not {type(states).__name__}")
     many = [states] if isinstance(states, Mapping) else list(states)
     found: dict[str, State] = {}
     for state in many:
@@ -69,7 +74,10 @@ def _compare(saved: Any, now: Any, where: str) -> Iterator[str]:
     """In words, where two descriptions differ."""
     if isinstance(saved, Mapping) and isinstance(now, Mapping):
         if saved.get("stage") == now.get("stage") == "ShardReader" and saved["digest"] != now["digest"]:
-            yield f"the shards of source {where or 'below'!r} changed: {_shards(saved)} when it was saved, {_shards(now)} now"
+            yield (
+                f"the shards of source {where or 'below'!r} changed: "
+                f"{_shards(saved)} when it was saved, {_shards(now)} now"
+            )
             return
         if saved.get("stage") != now.get("stage"):
             yield f"{saved.get('stage')} where there is {now.get('stage')} now"
@@ -87,7 +95,10 @@ def _compare(saved: Any, now: Any, where: str) -> Iterator[str]:
 
 
 def _shards(reader: Mapping[str, Any]) -> str:
-    return f"{reader['shards']} shards, {reader['documents']} documents, {reader['tokens']} tokens ({reader['digest'][:6]})"
+    return (
+        f"{reader['shards']} shards, {reader['documents']} documents, {reader['tokens']} tokens "
+        f"({reader['digest'][:6]})"
+    )
 
 
 def _few(lanes: Sequence[int]) -> str:

@@ -36,13 +36,12 @@ def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
 
     Hidden files and folders are left out: they are what interrupted copies leave behind.
     """
-    found = []
+    found: list[str] = []
     for parent, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        relative = Path(parent).relative_to(folder)
-        found += [
-            (relative / name).as_posix() for name in files if name.endswith(suffixes) and not name.startswith(".")
-        ]
+        inside = os.path.relpath(parent, folder).replace(os.sep, "/")
+        prefix = "" if inside == "." else f"{inside}/"
+        found += [prefix + name for name in files if name.endswith(suffixes) and not name.startswith(".")]
     return sorted(found)
 
 

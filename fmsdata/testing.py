@@ -1,10 +1,11 @@
 """The laws of the canonical stream, as functions that check them on any pipeline: ours in our tests, yours in yours.
 
-Each takes a factory `make(rank, world_size)` of loaders, or a stage, and raises `LawBroken` with what went wrong. Where a law is about documents, the
-loaders must be built with `outputs=["provenance", "epochs"]`.
+Each takes a factory `make(rank, world_size)` of loaders, or a stage, and raises `LawBroken` with what went
+wrong. Where a law is about documents, the loaders must be built with `outputs=["provenance", "epochs"]`.
 
     def make(rank, world_size):
-        return fmsdata.build_loader("my.yaml", {"loader.outputs": ["provenance", "epochs"]}, rank=rank, world_size=world_size)
+        outputs = {"loader.outputs": ["provenance", "epochs"]}
+        return fmsdata.build_loader("my.yaml", outputs, rank=rank, world_size=world_size)
 
     def test_the_stream_is_the_same_at_any_world_size():
         fmsdata.testing.check_same_stream(make, world_sizes=[2, 3, 8], samples=480)
@@ -13,7 +14,7 @@ loaders must be built with `outputs=["provenance", "epochs"]`.
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -39,9 +40,10 @@ class LawBroken(AssertionError):
 def check_same_stream(
     make: MakeLoader, *, world_sizes: Iterable[int], samples: int, variants: Iterable[MakeLoader] = ()
 ) -> None:
-    """Law 1: at any of these world sizes, all dividing the lanes, sample `g` is the same, and rank `g mod W` hands it out.
+    """Law 1: at any of these world sizes, sample `g` is the same, and rank `g mod W` hands it out.
 
-    `variants` are factories that must give the same stream too, with another batch size, say.
+    The world sizes must divide the number of lanes. `variants` are factories that must give the same stream
+    too, with another batch size, say.
     """
     reference = list(islice(_samples(make, 1), samples))
     for which, factory in enumerate([make, *variants]):
@@ -88,8 +90,9 @@ def check_exactly_once(
 ) -> int:
     """Law 2: over a chain of stops and rescales, each document appears exactly once per epoch, whole and in order.
 
-    The run takes `steps` steps at each world size in turn, saves, and goes on at the next, until `epochs` epochs of every source are complete.
-    `stored` holds what must come: see `stored_documents`. Returns the number of samples that it took.
+    The run takes `steps` steps at each world size in turn, saves, and goes on at the next, until `epochs`
+    epochs of every source are complete. `stored` holds what must come: see `stored_documents`. Returns the
+    number of samples that it took.
     """
     seen: dict[tuple[str, int], dict[Document, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     states: list[State] | None = None
@@ -139,7 +142,9 @@ def check_mix_holds(make: MakeLoader, *, weights: Mapping[str, float], samples: 
 
 
 def check_stage(stage: Stage, *, items: int = 40, lanes: int = 3, seed: int = 0, ahead: int = 3) -> None:
-    """What a stage must do to be used in a run: restored at any item of any lane, it continues the same, and its state is plain data.
+    """What a stage must do to be used in a run.
+
+    Restored at any item of any lane, it continues the same, and its state is plain data.
 
     >>> check_stage(MyStage(ShardReader("corpus/web")))     # doctest: +SKIP
     """
@@ -164,7 +169,8 @@ def check_stage(stage: Stage, *, items: int = 40, lanes: int = 3, seed: int = 0,
             for offset in range(ahead):
                 if _item(next(again)) != _item(seen[start + offset]):
                     raise LawBroken(
-                        f"{type(stage).__name__} restored before item {start} of lane {index} differs at item {start + offset}"
+                        f"{type(stage).__name__} restored before item {start} of lane {index} "
+                        f"differs at item {start + offset}"
                     )
 
 
@@ -199,7 +205,8 @@ def _plain_read(path: Path, column: str) -> Iterator[list[int]]:
             batches = list(pa.ipc.open_stream(file))
         for batch in batches:
             values = batch.column(column)
-            yield from [values.to_pylist()] if pa.types.is_integer(values.type) else values.to_pylist()
+            rows: list[Any] = values.to_pylist()
+            yield from [rows] if pa.types.is_integer(values.type) else rows
 
 
 def _samples(make: MakeLoader, world_size: int) -> Iterator[bytes]:
@@ -279,7 +286,7 @@ def _missing(seen: Mapping[Any, Any], stored: Stored, epochs: int) -> list[tuple
 def _check_whole(
     document: Document, epoch: int, spans: list[tuple[int, int]], stored: Stored, *, complete: bool
 ) -> None:
-    for (_, stop), (start, _) in zip(spans, spans[1:], strict=False):
+    for (_, stop), (start, _) in pairwise(spans):
         if start < stop:
             raise LawBroken(f"{document} came twice in epoch {epoch}: tokens {start} to {stop}")
     if complete and document in stored:

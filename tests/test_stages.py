@@ -67,7 +67,7 @@ def first_lines(stage: Stage, count: int) -> list[list[int]]:
 
 def plain_split(tokens: list[int], length: int, bol: int | None, eol: int | None) -> list[list[int]]:
     """Split packing, written down in the most direct way."""
-    lines = []
+    lines: list[list[int]] = []
     place = 0
     while place < len(tokens):
         line = [] if bol is None or tokens[place] == bol else [bol]
@@ -192,7 +192,7 @@ def test_the_same_reader_under_two_names_is_two_sources(tmp_path: Path) -> None:
 
 def test_map_and_filter_and_a_stage_that_makes_several_items_of_one() -> None:
     class Halves(Stage):
-        def transform(self, item: fmsdata.Item, key: int) -> list[fmsdata.Item]:
+        def transform(self, item: fmsdata.Item, _key: int) -> list[fmsdata.Item]:
             middle = len(item) // 2
             return [item.replace(item.tokens[:middle]), item.replace(item.tokens[middle:])]
 
@@ -226,7 +226,7 @@ def test_a_mapped_line_keeps_its_provenance() -> None:
             lambda: fmsdata.Map(fmsdata.Pack(Given([[7], [8]]), seq_len=4), lambda i: i.tokens[:1]),
             "must keep its length",
         ),
-        (lambda: fmsdata.Map(Given([[7]]), lambda item: [0.5]), "list of integers"),
+        (lambda: fmsdata.Map(Given([[7]]), lambda _: [0.5]), "list of integers"),
     ],
 )
 def test_a_stage_that_breaks_its_contract_is_told_so(make: Callable[[], Stage], words: str) -> None:
@@ -236,7 +236,7 @@ def test_a_stage_that_breaks_its_contract_is_told_so(make: Callable[[], Stage], 
 
 def test_a_transform_that_gives_no_item_is_told_so() -> None:
     class Wrong(Stage):
-        def transform(self, item: fmsdata.Item, key: int) -> Any:
+        def transform(self, item: fmsdata.Item, _key: int) -> Any:
             return [item.tokens]
 
     with pytest.raises(fmsdata.StageError, match=r"use item.replace\(tokens\)"):

@@ -1,8 +1,9 @@
 """Arrow IPC shards, file or stream format, mapped and never copied.
 
-Two layouts: a primitive integer column, where each record batch is one document; and a list column, where each row is one. In both,
-documents are located from the metadata and the list offsets, with a few array operations per block, and their tokens are places in the file
-seen as one array. Only what is compressed or has nulls goes through pyarrow's decoding.
+Two layouts: a primitive integer column, where each record batch is one document; and a list column, where
+each row is one. In both, documents are located from the metadata and the list offsets, with a few array
+operations per block, and their tokens are places in the file seen as one array. Only what is compressed or
+has nulls goes through pyarrow's decoding.
 """
 
 import struct
@@ -88,7 +89,8 @@ class ArrowShard:
     def _are_plain(self, nodes: Ints) -> npt.NDArray[np.bool_]:
         """Of which record batches the tokens lie in the file as they are."""
         nulls = nodes[:, self._node : self._node + 1 + self._listed, 1].sum(axis=1)
-        return (nulls == 0) & (self._vector >= 0 and not self._metadata.compressed)
+        plain: npt.NDArray[np.bool_] = (nulls == 0) & (self._vector >= 0 and not self._metadata.compressed)
+        return plain
 
     def _plain_batches(self, nodes: Ints, buffers: Ints) -> Block:
         place, size = buffers[:, self._vector + 1].T
@@ -129,7 +131,7 @@ class ArrowShard:
         starts: list[Ints] = []
         lengths: list[Ints] = []
         for batch in range(begin, end):
-            column = self._decode(batch)
+            column: Any = self._decode(batch)  # of whichever kind of array the shard's type has
             if self._listed:
                 plain = (
                     column.fill_null([])
@@ -147,7 +149,7 @@ class ArrowShard:
         array = np.repeat(np.arange(len(arrays)), [len(start) for start in starts])
         return Block(arrays, array, np.concatenate(starts), np.concatenate(lengths))
 
-    def _decode(self, batch: int) -> pa.Array:
+    def _decode(self, batch: int) -> "pa.Array[Any]":
         offset, metadata, body = self._messages[batch].tolist()
         message = self._buffer.slice(offset, metadata + body)
         batches = self._guarded(lambda: pa.ipc.read_record_batch(pa.ipc.read_message(message), self._schema))
@@ -163,7 +165,7 @@ class ArrowShard:
 
     def _as_array(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """The file as one array; Arrow aligns all its buffers to 8 bytes."""
-        return np.frombuffer(self._buffer, dtype, self._buffer.size // np.dtype(dtype).itemsize)
+        return np.frombuffer(memoryview(self._buffer), dtype, self._buffer.size // np.dtype(dtype).itemsize)
 
     def _damaged(self, why: str) -> DataError:
         return DataError(f"{self.name}: the file is damaged ({why}); write it again or remove it")
@@ -173,10 +175,7 @@ def _token_column(schema: pa.Schema, column: str | None, name: str) -> int:
     """The column that holds the tokens: the one asked for, else `tokens`, else the only one that can."""
     if column is None:
         able = [field.name for field in schema if _holds_tokens(field.type)]
-        if "tokens" in schema.names or len(able) != 1:
-            column = "tokens"
-        else:
-            column = able[0]
+        column = "tokens" if "tokens" in schema.names or len(able) != 1 else able[0]
     have = ", ".join(f"{field.name}: {field.type}" for field in schema)
     if schema.names.count(column) != 1:
         raise DataError(f"{name}: no column {column!r}; the file has ({have}), name one with `column`")

@@ -13,7 +13,8 @@ Tokens: TypeAlias = npt.NDArray[np.integer[Any]]
 class Block(NamedTuple):
     """A run of consecutive documents of one shard.
 
-    Document `i` is `arrays[array[i]][start[i] : start[i] + length[i]]`. Nothing is copied: the arrays are views of the mapped file.
+    Document `i` is `arrays[array[i]][start[i] : start[i] + length[i]]`. Nothing is copied: the arrays are
+    views of the mapped file.
     """
 
     arrays: list[Tokens]

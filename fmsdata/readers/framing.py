@@ -1,7 +1,7 @@
 """The framing of Arrow IPC: which bytes of a file are which record batch, and what its metadata says.
 
-pyarrow decodes record batches but does not tell where they lie, and that is what random access and range reads need. Arrow describes
-its messages in flatbuffers; `Table` reads the little of that format which is used here.
+pyarrow decodes record batches but does not tell where they lie, and that is what random access and range reads
+need. Arrow describes its messages in flatbuffers; `Table` reads the little of that format which is used here.
 """
 
 import struct
@@ -110,14 +110,15 @@ def _from_stream(data: memoryview) -> Ints:
 class Metadata:
     """The numbers in the metadata of a file's record batches.
 
-    The metadata of record batches of one writer differs in a few numbers only. So one batch is taken apart, the others are compared with it
-    word by word, and their numbers are picked from the same words. What looks different (empty batches do) is the next to be taken apart.
+    The metadata of record batches of one writer differs in a few numbers only. So one batch is taken apart,
+    the others are compared with it word by word, and their numbers are picked from the same words. What looks
+    different (empty batches do) is the next to be taken apart.
     """
 
     def __init__(self, buffer: pa.Buffer, messages: Ints) -> None:
         self._data = memoryview(buffer)
         self._messages = messages
-        self._words = np.frombuffer(buffer, np.int64, buffer.size // 8)
+        self._words = np.frombuffer(self._data, np.int64, buffer.size // 8)
         self._templates: list[_Template] = []
         self._shape = (0, 0, False)
         if len(messages):
@@ -192,4 +193,5 @@ class _Template:
         if (words.take(start + self._rows) != found[:, :1]).any() if self._rows else found[:, 0].any():
             raise Truncated("a column is shorter than its record batch")
         numbers[some[like]] = found
-        return some[~like]
+        unlike: Ints = some[~like]
+        return unlike

@@ -1,0 +1,247 @@
+"""Bad input: each case its own clear error, naming what was wrong and the way out."""
+
+import copy
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from conftest import CONFIG, documents, maker, write_source
+
+import fmsdata
+from fmsdata import ConfigError, CountsError, DataError, StateError
+
+
+def build(root: Path, overrides: dict[str, Any] | None = None, **ranks: Any) -> fmsdata.StatefulDataLoader:
+    return fmsdata.build_loader({**CONFIG, "path": str(root)}, overrides, **({"rank": 0, "world_size": 1} | ranks))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"sources.web.weight": 0}, r"'web': weight 0.* must be a number above zero"),
+        ({"sources.web.weight": -2}, r"'web': weight -2.* must be a number above zero"),
+        ({"sources.web.weight": float("nan")}, r"'web': weight nan"),
+        ({"sources.web.weight": "much"}, r"sources.web.weight: .*'much'"),
+        ({"sources": {}}, r"`sources` is empty"),
+        ({"lanes": 0}, r"lanes is 0"),
+        ({"shuffle.window": 0}, r"window is 0"),
+        ({"pack.seq_len": 0, "pack.bol": 2}, r"seq_len is 1"),
+        ({"pack.mode": "bestfit"}, r"pack mode 'bestfit': use 'split' or 'pad'"),
+        ({"pack.mode": "pad"}, r"needs a `pad` token"),
+        ({"pack.pad": 1}, r"pad=1 is only for pack mode 'pad'"),
+        ({"documents.bos": -1}, r"bos is -1"),
+        ({"loader.batch_size": 0}, r"batch_size is 0"),
+        ({"loader.num_workers": 2}, r"num_workers is 2.* use 0"),
+        ({"loader.outputs": ["documents"]}, r"unknown output 'documents'.*document_ids"),
+        ({"task.prompt_len": -1}, r"prompt_len is -1"),
+        ({"task": "masked"}, r"task.name: .*'masked'"),
+        ({"shufle": {"window": 3}}, r"shufle: unknown key; did you mean 'shuffle'"),
+        ({"loader.batchsize": 3}, r"loader.batchsize: unknown key; did you mean 'batch_size'"),
+        ({"sources.web.wieght": 3}, r"sources.web.wieght: unknown key; did you mean 'weight'"),
+        ({"seed.x": 3}, r"override 'seed.x': 'seed' is a value"),
+        ({"phases": [{"until_tokens": 5}]}, r"phases: .*not available yet"),
+        ({"checkpoint": {"path": "x"}}, r"checkpoint: unknown key"),
+        ({"path": "s3://bucket/corpus"}, r"s3:// is not available yet"),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_named(corpus: Path, overrides: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build(corpus, overrides)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ({"rank": 2, "world_size": 2}, "rank 2 of world size 2"),
+        ({"rank": -1, "world_size": 2}, "rank -1 of world size 2"),
+        ({"rank": 0, "world_size": 0}, "rank 0 of world size 0"),
+        ({"rank": 0, "world_size": 25}, "world size 25 is more than the 24 lanes"),
+    ],
+    ids=str,
+)
+def test_a_rank_that_can_not_be_is_named(corpus: Path, ranks: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build(corpus, **ranks)
+
+
+def test_weights_must_be_those_of_the_sources(corpus: Path) -> None:
+    readers: dict[str, fmsdata.Stage] = {name: fmsdata.ShardReader(corpus / name) for name in ("web", "wiki")}
+    with pytest.raises(ConfigError, match="unknown source 'wik'; the sources are web, wiki"):
+        fmsdata.Mixture(readers, {"web": 1, "wik": 1})
+    with pytest.raises(ConfigError, match="no weight for source 'wiki'"):
+        fmsdata.Mixture(readers, {"web": 1})
+    with pytest.raises(ConfigError, match="at least one source"):
+        fmsdata.Mixture({}, {})
+
+
+def test_a_missing_folder_is_named(corpus: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere: no such folder; check `path`"):
+        build(corpus, {"path": str(corpus / "nowhere")})
+    with pytest.raises(DataError, match=r"news: the source's folder does not exist"):
+        build(corpus, {"sources.news": {"weight": 1}})
+    with pytest.raises(DataError, match=r"part-0.arrow: the source's folder is a file"):
+        fmsdata.ShardReader(corpus / "web" / "part-0.arrow")
+
+
+def test_a_folder_without_shards_is_named(corpus: Path) -> None:
+    (corpus / "news").mkdir()
+    (corpus / "news" / "readme.txt").write_text("nothing here")
+    with pytest.raises(DataError, match=r"news: no shards.*\.arrow"):
+        build(corpus, {"sources.news": {"weight": 1}})
+    (corpus / "empty").mkdir()
+    with pytest.raises(DataError, match=r"no sub-folder holds shards"):
+        build(corpus, {"path": str(corpus / "empty"), "sources": None})
+
+
+def test_wrong_columns_are_named(tmp_path: Path) -> None:
+    def write(name: str, columns: dict[str, Any]) -> Path:
+        (tmp_path / name).mkdir()
+        batch = pa.record_batch(columns)
+        with pa.OSFile(str(tmp_path / name / "a.arrow"), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+            writer.write_batch(batch)
+        return tmp_path / name
+
+    floats = write("floats", {"tokens": pa.array([0.5, 1.5])})
+    with pytest.raises(DataError, match=r"a.arrow: column 'tokens' is double, but tokens are integers"):
+        fmsdata.ShardReader(floats)
+    two = write("two", {"ids": pa.array([1, 2]), "mask": pa.array([1, 2])})
+    with pytest.raises(DataError, match=r"no column 'tokens'; the file has \(ids: int64, mask: int64\)"):
+        fmsdata.ShardReader(two)
+    with pytest.raises(DataError, match=r"no column 'nope'"):
+        fmsdata.ShardReader(two, column="nope")
+    assert fmsdata.ShardReader(two, column="ids").size() == (1, 2)
+
+
+def test_a_truncated_shard_is_named(corpus: Path) -> None:
+    path = corpus / "web" / "part-1.arrow"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"part-1.arrow: not a whole Arrow IPC file, it is truncated"):
+        build(corpus)
+
+
+def test_a_shard_that_vanishes_is_named(corpus: Path) -> None:
+    loader = build(corpus)
+    (corpus / "web" / "part-1.arrow").unlink()
+    with pytest.raises(DataError, match=r"part-1.arrow: the file is gone"):
+        for _ in islice(loader, 200):
+            pass
+
+
+def test_counts_that_disagree_are_named(corpus: Path) -> None:
+    fmsdata.counts.write_index(corpus)
+    build(corpus)
+    write_source(corpus / "web", documents(np.random.default_rng(5), 61))
+    with pytest.raises(
+        CountsError, match=r"source 'web': counts say \d+ \w+ in part-\d.arrow but the file holds \d+; run"
+    ):
+        for _ in islice(build(corpus), 100):
+            pass
+
+
+@pytest.fixture
+def saved(corpus: Path) -> dict[str, Any]:
+    loader = maker(corpus)(0, 1)
+    for _ in islice(loader, 30):
+        pass
+    return copy.deepcopy(loader.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"seed": 4}, "saved with seed 3 and this run has seed 4"),
+        ({"lanes": 12}, "saved with lanes 24 and this run has lanes 12"),
+        ({"shuffle__window": 9}, "window was 8 when it was saved and is 9 now"),
+        ({"pack__seq_len": 20}, "seq_len was 17 when it was saved and is 21 now"),
+        ({"documents__eos": 2}, "eos was 0 when it was saved and is 2 now"),
+        ({"sources": {"web": {"weight": 1}}}, "wiki is gone"),
+        (
+            {"sources": {"web": {"weight": 1}, "wiki": {"weight": 1}}},
+            "weights/web was 0.7 when it was saved and is 0.5",
+        ),
+    ],
+    ids=str,
+)
+def test_the_state_of_another_run_is_refused(
+    corpus: Path, saved: dict[str, Any], overrides: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(StateError, match=words):
+        maker(corpus, **overrides)(0, 1).load_state_dict(saved)
+
+
+def test_the_state_of_other_data_says_which_source_changed_and_how(corpus: Path, saved: dict[str, Any]) -> None:
+    write_source(corpus / "wiki", documents(np.random.default_rng(7), 24), layout="batch", dtype=np.int32, shards=2)
+    with pytest.raises(
+        StateError, match=r"shards of source 'wiki' changed: 2 shards, 23 documents.*2 shards, 24 documents"
+    ):
+        maker(corpus)(0, 1).load_state_dict(saved)
+
+
+def test_a_state_of_the_future_a_torn_one_and_none_at_all_are_refused(corpus: Path, saved: dict[str, Any]) -> None:
+    loader = maker(corpus)(0, 1)
+    with pytest.raises(StateError, match="version 2 and this fmsdata reads version 1; use a newer fmsdata"):
+        loader.load_state_dict({**saved, "version": 2})
+    with pytest.raises(StateError, match="lacks lanes"):
+        loader.load_state_dict({name: value for name, value in saved.items() if name != "lanes"})
+    with pytest.raises(StateError, match="no version"):
+        loader.load_state_dict({})
+    for nothing in (None, 3, "state", [3]):
+        with pytest.raises(StateError):
+            loader.load_state_dict(nothing)  # type: ignore[arg-type]
+    del saved["lanes"]["5"]["anchor"]["below"]
+    with pytest.raises(StateError, match="lane 5 is malformed"):
+        loader.load_state_dict(saved)
+
+
+def test_missing_lanes_and_mixed_steps_are_refused(corpus: Path) -> None:
+    make = maker(corpus)
+    loaders = [make(rank, 2) for rank in range(2)]
+    for loader in loaders:
+        next(iter(loader))
+    states = [loader.state_dict() for loader in loaders]
+    with pytest.raises(StateError, match=r"no state for lane 1, 3, .* give the list of all ranks' states"):
+        make(0, 1).load_state_dict(states[0])
+    with pytest.raises(StateError, match="no state for lane"):
+        make(0, 1).load_state_dict([])
+    next(iter(loaders[0]))
+    with pytest.raises(StateError, match=r"lane \d+ is in two states"):
+        make(0, 1).load_state_dict([*states, loaders[0].state_dict()])
+
+
+def test_a_failed_load_leaves_the_loader_where_it_was(corpus: Path, saved: dict[str, Any]) -> None:
+    loader = maker(corpus)(0, 1)
+    whole = [batch["input_ids"].tolist() for batch in islice(maker(corpus)(0, 1), 20)]
+    seen = [batch["input_ids"].tolist() for batch in islice(loader, 10)]
+    with pytest.raises(StateError):
+        loader.load_state_dict({**saved, "version": 9})
+    assert seen + [batch["input_ids"].tolist() for batch in islice(loader, 10)] == whole
+
+
+def test_sources_left_out_are_every_folder_with_shards(corpus: Path) -> None:
+    (corpus / "notes").mkdir()
+    write_source(corpus / "metadata" / "deep", documents(np.random.default_rng(0), 10, shortest=1))
+    loader = build(corpus, {"sources": None})
+    mixture = loader.data.lines.below.below.below
+    assert isinstance(mixture, fmsdata.Mixture)
+    assert list(mixture.sources) == ["metadata", "web", "wiki"]
+    tokens = {name: stage.size().tokens for name, stage in mixture.sources.items()}
+    assert mixture.weights["web"] == pytest.approx(tokens["web"] / sum(tokens.values()))
+
+
+def test_the_demo_configuration_is_a_valid_one(tmp_path: Path, corpus: Path) -> None:
+    config = Path(__file__).parent.parent / "configs" / "demo.yaml"
+    sources = {"web": {"weight": 1}}
+    loader = fmsdata.build_loader(config, {"path": str(corpus), "sources": sources}, rank=0, world_size=1)
+    assert next(iter(loader))["input_ids"].shape == (4, 512)
+    with pytest.raises(ConfigError, match=r"nothing.yaml: No such file"):
+        fmsdata.build_loader(tmp_path / "nothing.yaml")
+    (tmp_path / "bad.yaml").write_text("seed: [1")
+    with pytest.raises(ConfigError, match=r"bad.yaml is not valid YAML"):
+        fmsdata.build_loader(tmp_path / "bad.yaml")
+    (tmp_path / "list.yaml").write_text("- 1")
+    with pytest.raises(ConfigError, match=r"expected keys and values, found list"):
+        fmsdata.build_loader(tmp_path / "list.yaml")
