@@ -216,15 +216,14 @@ class Chunk:
     def _make_pieces(self, first: int, stop: int) -> list[Tokens | bytes]:
         """Two pieces a span: its stored tokens, and its tail."""
         arrays, spans = self._arrays, self.spans[self._bounds[first] : self._bounds[stop]]
-        tail = spans[:, TAIL]
-        end = spans[:, START] + spans[:, LENGTH] - (tail > 0)
-        columns = spans[:, BUFFER], spans[:, START], end, tail
-        tails = {one: np.array(one - 1, self.dtype).tobytes() if one else b"" for one in set(tail.tolist())}
-        return [
-            piece
-            for buffer, begin, behind, one in zip(*(column.tolist() for column in columns), strict=True)
-            for piece in (arrays[buffer][begin:behind], tails[one])
-        ]
+        start, tail = spans[:, START], spans[:, TAIL].tolist()
+        end = start + spans[:, LENGTH] - (spans[:, TAIL] > 0)
+        places = zip(spans[:, BUFFER].tolist(), start.tolist(), end.tolist(), strict=True)
+        tails = {one: np.array(one - 1, self.dtype).tobytes() if one else b"" for one in set(tail)}
+        pieces: list[Tokens | bytes] = [b""] * (2 * len(tail))
+        pieces[0::2] = [arrays[buffer][begin:behind] for buffer, begin, behind in places]
+        pieces[1::2] = map(tails.__getitem__, tail)
+        return pieces
 
     @cached_property
     def _arrays(self) -> list[Any]:

@@ -136,7 +136,7 @@ class _ReaderIterator(StageIterator):
                 tokens += int(block.length.sum())
             chunk = self._in_order(blocks)
             self._place, self._visited = self._place + len(blocks), 0
-            self._wanted = min(4 * self._wanted, CHUNK_DOCUMENTS)
+            self._wanted = min(2 * self._wanted, CHUNK_DOCUMENTS)
             if len(chunk):
                 return chunk
             empty += len(blocks)

@@ -141,7 +141,7 @@ def test_skipped_documents_never_disturb_the_rest(tmp_path: Path) -> None:
     for least in (1, 25):
         reader = fmsdata.ShardReader(tmp_path / "web", min_length=least)
         iterator = reader.open(fmsdata.Lane(index=1, count=2, seed=5))
-        seen = [(item.shard, item.document, item.epochs[0]) for _ in range(6) for item in iterator.read()]
+        seen = [(item.shard, item.document, item.epochs[0]) for _ in range(9) for item in iterator.read()]
         lines[least] = [one for one in seen if len(some[one[1] * 3 + int(one[0][5])]) >= 25]
     shortest = min(map(len, lines.values()))
     assert shortest > 60
