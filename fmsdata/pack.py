@@ -135,15 +135,11 @@ class _PackIterator(StageIterator):
         self._pack = pack
         self._fit = MODES[pack.mode]
         self._below = pack.below.open(lane, state and state["below"])
-        self._pending: Chunk | None = None  # documents that are not in lines yet
-        self._anchor: State = {
-            "used": state["used"] if state else 0,
-            "below": self._below.state(0),
-        }  # where they start
+        self._pending: Chunk | None = None  # documents that are not in lines yet; the anchor is where they start
+        self._anchor: State = {"used": state["used"] if state else 0, "below": self._below.state(0)}
         self._run: Run | None = None
-        self._places: Ints = np.zeros(
-            1, np.int64
-        )  # where in the run each line of the chunk starts, and where the last ends
+        # Where in the run each line of the chunk starts, and where the last ends.
+        self._places: Ints = np.zeros(1, np.int64)
         self._held = 0  # documents of the run that are not of the chunk below
 
     def read(self) -> Chunk:

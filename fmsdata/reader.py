@@ -91,16 +91,14 @@ class ShardReader(Stage):
 
 
 class _LaneBlock(NamedTuple):
-    """A block at its place in a lane."""
+    """The documents of a block, as they lie in the shard."""
 
-    place: int
-    shard: int
-    first: int  # its first document in the shard
+    first: int  # the number of its first document
     buffers: list[Buffer]
     array: Ints
     start: Ints
     length: Ints
-    stripped: Ints
+    stripped: Ints  # tokens left out at the start of each document
     key: int
 
 
@@ -117,12 +115,10 @@ class _ReaderIterator(StageIterator):
         )
         self._place: int = state["block"] if state else 0  # the block to read next
         self._visited: int = state["document"] if state else 0  # documents of it that were visited before
-        self._wanted = (
-            1  # documents to read at once; grows, so that a rare source starts fast and a frequent one runs fast
-        )
-        self._at = np.array(
-            [[self._place, self._visited]]
-        )  # the state before each document of the chunk, and behind the last
+        # Documents to read at once. Grows, so that a rare source starts fast and a frequent one runs fast.
+        self._wanted = 1
+        # The state before each document of the chunk, and behind the last.
+        self._at = np.array([[self._place, self._visited]])
 
     def read(self) -> Chunk:
         empty = 0
@@ -130,7 +126,7 @@ class _ReaderIterator(StageIterator):
             blocks: list[_LaneBlock] = []
             documents = tokens = 0
             while not blocks or (documents < self._wanted and tokens < CHUNK_TOKENS):
-                block = self._read_block(self._place + len(blocks), *self._order[self._place + len(blocks)])
+                block = self._read_block(*self._order[self._place + len(blocks)])
                 blocks.append(block)
                 documents += len(block.length)
                 tokens += int(block.length.sum())
@@ -148,7 +144,7 @@ class _ReaderIterator(StageIterator):
         block, document = self._at[taken].tolist()
         return {"block": block, "document": document}
 
-    def _read_block(self, place: int, epoch: int, number: int) -> _LaneBlock:
+    def _read_block(self, epoch: int, number: int) -> _LaneBlock:
         reader = self._reader
         shard, first, stop = self._plan.block(number)
         opened = self._lane.shards.get((reader, shard), lambda: reader.open_shard(shard, self._source))
@@ -159,7 +155,7 @@ class _ReaderIterator(StageIterator):
         key = key_of(self._lane.seed, self._source, epoch, number)
         name = reader.counts.shards[shard]
         buffers = [Buffer(tokens, self._source, name, epoch, key) for tokens in arrays]
-        return _LaneBlock(place, shard, first, buffers, array, start, length, stripped, key)
+        return _LaneBlock(first, buffers, array, start, length, stripped, key)
 
     def _in_order(self, blocks: list[_LaneBlock]) -> Chunk:
         """The documents of these blocks that are long enough, block by block, each block in the order of its key."""
@@ -188,8 +184,7 @@ class _ReaderIterator(StageIterator):
         spans[:, POSITION] = stripped.take(order)
         spans[:, BEGINS] = 1
         spans[:, TAIL] = 0
-        # `which` and `number` also tell, for each place in the order, the block and how many documents of it
-        # come before
+        # `which` and `number` also are, for each place in the order, its block and how many documents come before.
         self._at = np.empty((len(kept) + 1, 2), np.int64)
         self._at[:-1, 0] = which.take(kept) + self._place
         self._at[:-1, 1] = number.take(kept)
@@ -199,7 +194,7 @@ class _ReaderIterator(StageIterator):
     def _require_a_document(self) -> None:
         """Raise if no document of the whole source can ever come, instead of looking for one for ever."""
         least = max(1, self._reader.min_length)
-        if not any((self._read_block(0, 0, number).length >= least).any() for number in range(self._plan.blocks)):
+        if not any((self._read_block(0, number).length >= least).any() for number in range(self._plan.blocks)):
             raise DataError(
                 f"source {self._source!r}: none of its {self._reader.size().documents} documents has at least {least} "
                 "tokens (min_length) after stripping; lower min_length or remove the source"
