@@ -1,6 +1,6 @@
 """Batch: lines become tensors. The one place where tokens are copied."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -107,8 +107,10 @@ OUTPUTS: dict[str, Callable[[Batch], Any]] = {
 }
 
 
-def check_outputs(names: list[str]) -> None:
+def check_outputs(names: Sequence[str]) -> None:
     """Raise if a name is not one that a batch can hold."""
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise ConfigError(f"outputs is {names!r}; it must be a list of names")
     for name in names:
         if name not in OUTPUTS:
             raise ConfigError(f"unknown output {name!r}; batches can hold {', '.join(OUTPUTS)}")

@@ -6,7 +6,7 @@ is made of them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fmsdata.errors import ConfigError, StageError
+from fmsdata.errors import StageError
 from fmsdata.keys import Ints, mix, offsets
 from fmsdata.readers import Tokens
 
@@ -314,7 +314,9 @@ class Item:
         A line keeps its length, and with it the provenance of every token. A document may become longer or
         shorter; from then on the offsets of its spans count in the new tokens.
         """
-        new = np.asarray(tokens)
+        new = np.array(tokens)  # a copy: neither a view with gaps nor an array that is written to again
+        if not new.size:
+            new = np.empty(0, np.int64)
         if new.ndim != 1 or new.dtype.kind not in "iu":
             raise StageError(f"an item's tokens are a list of integers, not {new.dtype} of shape {new.shape}")
         if len(new) == len(self):
@@ -341,6 +343,13 @@ class Item:
             place += length
         return Chunk(buffers, np.array(spans, np.int64), np.array([0, len(spans)], np.int64))
 
+    def numbered(self, number: int) -> "Item":
+        """The item as one of several that were made of one: from the second on, with a key of its own."""
+        if number == 0:
+            return self
+        buffers = [replace(one, key=mix(one.key ^ number)) for one in self.chunk.buffers]
+        return Item(Chunk(buffers, self.chunk.spans, self.chunk.first))
+
     @property
     def _stored(self) -> int:
         stored = np.flatnonzero(self.chunk.spans[:, DOCUMENT] >= 0)
@@ -354,13 +363,6 @@ class Item:
 def constant(token: int, length: int = 1) -> Tokens:
     """An array of one token, of the narrowest type that holds it."""
     return np.full(length, token, np.min_scalar_type(token))
-
-
-def check_tokens(**tokens: int | None) -> None:
-    """Raise unless each special token is one that can be in a batch."""
-    for name, token in tokens.items():
-        if token is not None and not 0 <= token < 1 << 62:
-            raise ConfigError(f"{name} is {token}; a token is a number from 0 up, or None for no token")
 
 
 def _renewed(buffer: Buffer, tokens: Tokens) -> Buffer:

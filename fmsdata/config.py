@@ -81,9 +81,10 @@ class Config(Section):
     shuffle: ShuffleConfig = ShuffleConfig()
     lanes: int = 192
     phases: tuple[Any, ...] = ()
+    checkpoint: dict[str, Any] = {}
     loader: LoaderConfig = LoaderConfig()
 
-    @field_validator("storage_options", "phases")
+    @field_validator("storage_options", "phases", "checkpoint")
     @classmethod
     def _nothing_yet(cls, value: Any) -> Any:
         if value:
@@ -102,8 +103,14 @@ def read_config(
     """Read and check a configuration, with dotted overrides such as `{"loader.batch_size": 4}` applied."""
     if isinstance(config, Mapping):
         name, values = "configuration", _deep_copy(config)
+    elif not isinstance(config, str | os.PathLike):
+        raise ConfigError(f"a configuration is a dict or the path of a YAML file, not {config!r}")
     else:
         name, values = str(config), _load_yaml(Path(config))
+    if not isinstance(overrides or {}, Mapping) or not all(
+        isinstance(key, str) for key in [*values, *(overrides or {})]
+    ):
+        raise ConfigError(f"{name}: keys and overrides are by name, as in {{'loader.batch_size': 4}}")
     for dotted, value in (overrides or {}).items():
         *parents, last = dotted.split(".")
         section = values
@@ -193,7 +200,11 @@ def _source_paths(root: Path, sources: Mapping[str, SourceConfig] | None) -> dic
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; check `path`")
     if sources is None:
-        found = sorted({shard.partition("/")[0] for shard in list_files(root, SUFFIXES) if "/" in shard})
+        shards = list_files(root, SUFFIXES)
+        found = sorted({shard.partition("/")[0] for shard in shards if "/" in shard})
+        loose = [shard for shard in shards if "/" not in shard]
+        if found and loose:
+            raise DataError(f"{root}: {loose[0]} is in no source; move it into a folder, or name the `sources`")
         if not found:
             raise DataError(
                 f"{root}: no sub-folder holds shards ({', '.join(SUFFIXES)}); check `path`, or name the `sources`"
@@ -209,6 +220,8 @@ def _load_yaml(path: Path) -> dict[str, Any]:
         values = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text in UTF-8") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):

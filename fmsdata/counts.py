@@ -43,6 +43,7 @@ class Counts:
     shards: tuple[str, ...]
     documents: Ints
     tokens: Ints
+    csv_root: Path | None = None  # the folder whose `meta` told some of them
 
     @cached_property
     def mean_length(self) -> float:
@@ -70,12 +71,18 @@ def read_counts(folder: Path, column: str | None = None) -> Counts:
     shards = list_files(folder, SUFFIXES)
     if not shards:
         raise DataError(f"{folder}: no shards; a source is a folder with files ending in {', '.join(SUFFIXES)}")
-    told = _told_by_csv(folder, shards)
-    untold = [shard for shard in shards if shard not in told]
-    if untold:
-        told.update(count_shards(folder, untold, column))
+    told, root = _told_by_csv(folder, shards)
+    # A shard that is told to be empty would never be opened, and so never be held against its counts.
+    uncertain = [shard for shard in shards if told.get(shard, (0, 0))[0] == 0]
+    if uncertain:
+        for shard, count in count_shards(folder, uncertain, column).items():
+            if told.setdefault(shard, count) != count:
+                raise CountsError(
+                    f"{folder}: counts say 0 documents in {shard} but the file holds {count[0]}; "
+                    f"run `fmsdata index` to rebuild the counts (they are in {root}/meta)"
+                )
     pairs = np.array([told[shard] for shard in shards], np.int64)
-    return Counts(tuple(shards), pairs[:, 0], pairs[:, 1])
+    return Counts(tuple(shards), pairs[:, 0], pairs[:, 1], root)
 
 
 def count_shards(folder: Path, shards: list[str], column: str | None = None) -> dict[str, Count]:
@@ -111,7 +118,10 @@ def write_index(root: Path, column: str | None = None) -> Path:
         raise DataError(f"{root}: no files ending in {', '.join(SUFFIXES)} below it")
     counts = count_shards(root, shards, column)
     meta = root / "meta"
-    meta.mkdir(exist_ok=True)
+    try:
+        meta.mkdir(exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{meta}: cannot be made a folder: {error.strerror}") from None
     target = meta / "counts.csv"
     unfinished = meta / ".counts.unfinished"
     with unfinished.open("w", newline="") as file:
@@ -124,8 +134,8 @@ def write_index(root: Path, column: str | None = None) -> Path:
     return target
 
 
-def _told_by_csv(folder: Path, shards: list[str]) -> dict[str, Count]:
-    """What the nearest `meta` folder with rows about this source says of its shards."""
+def _told_by_csv(folder: Path, shards: list[str]) -> tuple[dict[str, Count], Path | None]:
+    """What the nearest `meta` folder with rows about this source says of its shards, and where that folder is."""
     folder = Path(os.path.abspath(folder))
     for root in (folder, *folder.parents):
         files = sorted((root / "meta").glob("*counts*.csv"))
@@ -133,8 +143,8 @@ def _told_by_csv(folder: Path, shards: list[str]) -> dict[str, Count]:
             continue
         told = _match(_read_rows(files), folder.relative_to(root).parts, shards, files[0])
         if told:
-            return told
-    return {}
+            return told, root
+    return {}, None
 
 
 def _read_rows(files: Iterable[Path]) -> dict[Parts, Count]:
@@ -187,7 +197,7 @@ def _match(rows: dict[Parts, Count], source: Parts, shards: list[str], file: Pat
             raise CountsError(f"{file}: several rows fit {'/'.join(path)} and disagree: {some}; keep one")
         if best:
             told[shard] = rows[best[0]]
-            folders.add(best[0][: len(best[0]) - len(path)] + source)
+            folders.add(best[0][: len(best[0]) - len(_parts(shard))])
     listed = set(shards)
     for row in rows:
         for folder in folders:

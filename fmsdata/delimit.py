@@ -1,6 +1,7 @@
 """Delimit: a BOS token in front of each document and an EOS token behind it, where it has none yet."""
 
-from fmsdata.chunk import Chunk, check_tokens
+from fmsdata.arguments import token
+from fmsdata.chunk import Chunk
 from fmsdata.stage import Lane, Stage, StageIterator, State
 
 
@@ -12,9 +13,8 @@ class Delimit(Stage):
 
     def __init__(self, below: Stage, *, bos: int | None = None, eos: int | None = None) -> None:
         super().__init__(below)
-        check_tokens(bos=bos, eos=eos)
-        self.bos = bos
-        self.eos = eos
+        self.bos = token("bos", bos)
+        self.eos = token("eos", eos)
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
         return _DelimitIterator(self, lane, state)

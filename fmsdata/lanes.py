@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch.distributed
 from torch.utils.data import IterableDataset
 
+from fmsdata.arguments import whole
 from fmsdata.chunk import Chunk, Item
 from fmsdata.errors import ConfigError, StateError
 from fmsdata.readers import ArrowShard
-from fmsdata.stage import OPEN_SHARDS, Lane, Stage, State
-from fmsdata.storage import Recent
+from fmsdata.stage import OPEN_SHARDS, Lane, Stage, State, number, part
+from fmsdata.storage import Mapped, Recent
 
 
 class Rescalable(IterableDataset[Item]):
@@ -29,11 +30,11 @@ class Rescalable(IterableDataset[Item]):
     """
 
     def __init__(self, lines: Stage, *, lanes: int, seed: int = 0) -> None:
-        if lanes < 1:
-            raise ConfigError(f"lanes is {lanes}; a run needs at least 1")
+        if not isinstance(lines, Stage):
+            raise ConfigError(f"Rescalable takes a stage, not {lines!r}")
         self.lines = lines
-        self.lanes = lanes
-        self.seed = seed
+        self.lanes = whole("lanes", lanes, least=1)
+        self.seed = whole("seed", seed, least=None)
 
     def lanes_of(self, rank: int, world_size: int) -> range:
         """The lanes that a rank reads."""
@@ -69,25 +70,37 @@ class Lanes:
 
     def __init__(self, data: Rescalable, lanes: Iterable[int], states: Mapping[str, State] | None) -> None:
         shards: Recent[ArrowShard] = Recent(OPEN_SHARDS)
+        mapped = Mapped()
+        self._data = data
         self._running = {
             lane: _RunningLane(
                 data.lines,
-                Lane(index=lane, count=data.lanes, seed=data.seed, shards=shards),
+                Lane(index=lane, count=data.lanes, seed=data.seed, shards=shards, mapped=mapped),
                 None if states is None else states[str(lane)],
             )
             for lane in lanes
         }
+        self._marks: dict[int, State] = {}  # where the lanes of the last `take` stood before it
         self._turns = [(running.lines, lane) for lane, running in self._running.items()]
         heapq.heapify(self._turns)
 
     def take(self, count: int) -> list[tuple[Chunk, int]]:
         """The next lines, each as a chunk and the number of the line in it."""
         taken = []
+        self._marks.clear()
         for _ in range(count):
             lines, lane = self._turns[0]
-            taken.append(self._running[lane].take())
+            running = self._running[lane]
+            if lane not in self._marks:
+                self._marks[lane] = running.mark()
+            taken.append(running.take())
             heapq.heapreplace(self._turns, (lines + 1, lane))
         return taken
+
+    def undone(self) -> "Lanes":
+        """These lanes opened anew where they stood before the last `take`, whatever it did to them."""
+        states = {str(lane): self._marks.get(lane) or running.mark() for lane, running in self._running.items()}
+        return Lanes(self._data, self._running, states)
 
     def state(self) -> dict[str, State]:
         """Per lane: the lines taken since the run began, an anchor, and how many lines to drop after it."""
@@ -96,13 +109,14 @@ class Lanes:
 
 class _RunningLane:
     def __init__(self, stage: Stage, lane: Lane, state: State | None) -> None:
-        state = state or {"lines": 0, "skip": 0, "anchor": None}
         try:
-            self.lines = int(state["lines"])
-            self._row = int(state["skip"])
-            self._iterator = stage.open(lane, state["anchor"])
-        except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise StateError(f"the state of lane {lane.index} is malformed ({type(error).__name__}: {error})") from None
+            self.lines = number(state, "lines")
+            self._row = number(state, "skip")
+            if self._row > self.lines:
+                raise StateError(f"'skip' is {self._row}, more than the {self.lines} lines taken")
+            self._iterator = stage.open(lane, part(state, "anchor"))
+        except (StateError, KeyError, TypeError, IndexError, ValueError) as error:
+            raise StateError(f"the state of lane {lane.index} can't be used: {error}") from None
         self._anchor = self._iterator.state(0)
         self._chunk: Chunk | None = None
 
@@ -119,8 +133,12 @@ class _RunningLane:
             self._chunk, self._row, self._anchor = None, 0, self._iterator.state(len(chunk))
         return chunk, row
 
+    def mark(self) -> State:
+        """The state, sharing the anchor."""
+        return {"lines": self.lines, "skip": self._row, "anchor": self._anchor}
+
     def state(self) -> State:
-        return {"lines": self.lines, "skip": self._row, "anchor": _copy(self._anchor)}
+        return _copy(self.mark())
 
 
 def _copy(state: State) -> State:
@@ -136,7 +154,7 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None) 
     if (rank is None) != (world_size is None):
         raise ConfigError(f"rank is {rank} and world_size is {world_size}: give both or neither")
     if rank is not None and world_size is not None:
-        return rank, world_size
+        return whole("rank", rank, least=None), whole("world_size", world_size, least=None)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     told = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")

@@ -7,6 +7,7 @@ at which each is due.
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,9 @@ import numpy.typing as npt
 from fmsdata.chunk import Chunk
 from fmsdata.errors import ConfigError
 from fmsdata.keys import Ints, key_of, offsets
-from fmsdata.stage import Lane, Stage, StageIterator, State
+from fmsdata.stage import Lane, Stage, StageIterator, State, below_name, number, part
+
+LARGEST_WEIGHT = 1e30
 
 
 class Mixture(Stage):
@@ -24,9 +27,12 @@ class Mixture(Stage):
     """
 
     def __init__(self, sources: Mapping[str, Stage], weights: Mapping[str, float]) -> None:
+        check_weights(sources, weights)
         if not sources:
             raise ConfigError("a mixture needs at least one source")
-        check_weights(sources, weights)
+        for name, stage in sources.items():
+            if not isinstance(name, str) or not isinstance(stage, Stage):
+                raise ConfigError(f"source {name!r} is {stage!r}; sources are stages by their names")
         total = math.fsum(weights.values())
         self.sources = {name: sources[name] for name in sorted(sources)}
         self.weights = {name: float(weights[name]) / total for name in self.sources}
@@ -37,21 +43,37 @@ class Mixture(Stage):
     def children(self) -> Mapping[str, Stage]:
         return self.sources
 
+    def describe(self, source: str = "") -> State:
+        described = {name: stage.describe(below_name(source, name)) for name, stage in self.sources.items()}
+        return {"stage": type(self).__name__, **self.parameters(), "children": described}
+
     def parameters(self) -> State:
         return {"weights": dict(self.weights)}
 
 
-def check_weights(sources: Mapping[str, object], weights: Mapping[str, float]) -> None:
+def check_weights(sources: Mapping[str, object], weights: Mapping[str, Any]) -> None:
     """Raise unless every source has a positive weight, and nothing else has one."""
+    if not isinstance(sources, Mapping) or not isinstance(weights, Mapping):
+        raise ConfigError("sources and weights are dicts by the sources' names")
     for name, weight in weights.items():
         if name not in sources:
             raise ConfigError(f"weight for unknown source {name!r}; the sources are {', '.join(sorted(sources))}")
-        if not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
+        if not 0 < _as_float(weight) <= LARGEST_WEIGHT:
             raise ConfigError(
-                f"source {name!r}: weight {weight!r} must be a number above zero; remove the source to leave it out"
+                f"source {name!r}: weight {weight!r} must be a number above zero (and below 1e30); "
+                "remove the source to leave it out"
             )
     if missing := sorted(set(sources) - set(weights)):
         raise ConfigError(f"no weight for source {', '.join(map(repr, missing))}")
+
+
+def _as_float(weight: Any) -> float:
+    if isinstance(weight, int | float | np.number) and not isinstance(weight, bool):
+        try:
+            return float(weight)
+        except OverflowError:
+            pass
+    return math.nan
 
 
 class _Feed:
@@ -99,12 +121,12 @@ class _MixtureIterator(StageIterator):
             below = lane.named(name)
             size = stage.size()
             mean = max(1, size.tokens // max(1, size.documents))
-            mine: State = state["sources"][name] if state else {"taken": 0, "below": None}
+            mine = part(part(state, "sources"), name)
             self._feeds[name] = _Feed(
-                stage.open(below, mine["below"]),
+                stage.open(below, part(mine, "below")),
                 weight=mixture.weights[name],
                 phase=key_of(lane.seed, "phase", below.source, lane.index) % mean,
-                taken=mine["taken"],
+                taken=number(mine, "taken"),
             )
         self._from: Ints = np.empty(0, np.int64)  # which feed each document of the chunk came from
 

@@ -13,10 +13,11 @@ from typing import Literal
 
 import numpy as np
 
-from fmsdata.chunk import BEGINS, BUFFER, LENGTH, POSITION, START, TAIL, Chunk, check_tokens
-from fmsdata.errors import ConfigError
+from fmsdata.arguments import token, whole
+from fmsdata.chunk import BEGINS, BUFFER, LENGTH, POSITION, START, TAIL, Chunk
+from fmsdata.errors import ConfigError, StateError
 from fmsdata.keys import Ints
-from fmsdata.stage import Lane, Stage, StageIterator, State
+from fmsdata.stage import Lane, Stage, StageIterator, State, number, part
 
 Mode = Literal["split", "pad"]
 
@@ -44,8 +45,13 @@ class Pack(Stage):
         super().__init__(below)
         if mode not in MODES:
             raise ConfigError(f"pack mode {mode!r}: use {' or '.join(map(repr, MODES))}")
+        self.mode = mode
+        self.bol = token("bol", bol)
+        self.eol = token("eol", eol)
+        self.pad = token("pad", pad)
         needed = 1 + (bol is not None) + (eol is not None)
-        if seq_len < needed:
+        self.seq_len = whole("seq_len", seq_len)
+        if self.seq_len < needed:
             raise ConfigError(
                 f"seq_len is {seq_len}; a line needs room for at least {needed} tokens (bol, eol and one of a document)"
             )
@@ -53,12 +59,6 @@ class Pack(Stage):
             raise ConfigError(
                 "pack mode 'pad' needs a `pad` token" if pad is None else f"pad={pad} is only for pack mode 'pad'"
             )
-        check_tokens(bol=bol, eol=eol, pad=pad)
-        self.seq_len = seq_len
-        self.mode = mode
-        self.bol = bol
-        self.eol = eol
-        self.pad = pad
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
         return _PackIterator(self, lane, state)
@@ -134,9 +134,9 @@ class _PackIterator(StageIterator):
     def __init__(self, pack: Pack, lane: Lane, state: State | None) -> None:
         self._pack = pack
         self._fit = MODES[pack.mode]
-        self._below = pack.below.open(lane, state and state["below"])
+        self._below = pack.below.open(lane, part(state, "below"))
         self._pending: Chunk | None = None  # documents that are not in lines yet; the anchor is where they start
-        self._anchor: State = {"used": state["used"] if state else 0, "below": self._below.state(0)}
+        self._anchor: State = {"used": number(state, "used"), "below": self._below.state(0)}
         self._run: Run | None = None
         # Where in the run each line of the chunk starts, and where the last ends.
         self._places: Ints = np.zeros(1, np.int64)
@@ -154,6 +154,10 @@ class _PackIterator(StageIterator):
             self._held = sum(map(len, held))
             held.append(self._below.read())
             self._run = Run(Chunk.join(held))
+            if self._anchor["used"] >= self._run.document_ends[0]:
+                raise StateError(
+                    f"{self._anchor['used']} tokens are used of a document of {self._run.document_ends[0]}"
+                )
             self._places, heads, tails = self._lines(self._run, self._anchor["used"])
             if len(self._places) > 1:
                 return self._finish(self._run.cut(self._places), heads, tails)

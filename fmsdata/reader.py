@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fmsdata.arguments import whole
 from fmsdata.chunk import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, TAIL, Buffer, Chunk
 from fmsdata.counts import read_counts
-from fmsdata.errors import ConfigError, CountsError, DataError
+from fmsdata.errors import ConfigError, CountsError, DataError, StateError
 from fmsdata.keys import Ints, key_of, mix, mix_array, offsets
 from fmsdata.plan import LaneOrder, cut_blocks
 from fmsdata.readers import ArrowShard, Tokens, open_shard
-from fmsdata.stage import Lane, Size, Stage, StageIterator, State
-from fmsdata.storage import local_path
+from fmsdata.stage import Lane, Size, Stage, StageIterator, State, number
+from fmsdata.storage import Mapped, local_path
 
 BLOCK_TOKENS = 1 << 18
 CHUNK_DOCUMENTS, CHUNK_TOKENS = 1024, 1 << 20  # blocks are read together, until there are this many of either
@@ -41,14 +42,14 @@ class ShardReader(Stage):
         min_length: int = 1,
         block_tokens: int = BLOCK_TOKENS,
     ) -> None:
-        if block_tokens < 1:
-            raise ConfigError(f"block_tokens is {block_tokens}; it must be at least 1")
         self.path = local_path(path)
         self.name = name or self.path.absolute().name
         self.column = column
-        self.strip = tuple(sorted(set(strip)))
-        self.min_length = min_length
-        self.block_tokens = block_tokens
+        if isinstance(strip, str | bytes) or not isinstance(strip, Collection):
+            raise ConfigError(f"strip is {strip!r}; it must be a list of tokens")
+        self.strip = tuple(sorted({whole("a token to strip", token) for token in strip}))
+        self.min_length = whole("min_length", min_length)
+        self.block_tokens = whole("block_tokens", block_tokens, least=1)
         self.counts = read_counts(self.path, column)
         if not self.counts.documents.sum():
             raise DataError(f"{self.path}: its {len(self.counts.shards)} shards hold no documents")
@@ -66,26 +67,31 @@ class ShardReader(Stage):
             "documents": size.documents,
             "tokens": size.tokens,
             "digest": self.counts.digest,
+            "column": self.column,
             "strip": list(self.strip),
             "min_length": self.min_length,
             "block_tokens": self.block_tokens,
         }
 
+    def describe(self, source: str = "") -> State:
+        return {**super().describe(source), "source": source or self.name}
+
     def size(self) -> Size:
         return Size(int(self.counts.documents.sum()), int(self.counts.tokens.sum()))
 
-    def open_shard(self, shard: int, source: str) -> ArrowShard:
+    def open_shard(self, shard: int, source: str, mapped: Mapped) -> ArrowShard:
         """Open a shard and hold it against its counts."""
         name = self.counts.shards[shard]
-        opened = open_shard(self.path / name, self.column)
+        opened = open_shard(self.path / name, self.column, mapped)
         for what, said, found in (
             ("documents", int(self.counts.documents[shard]), opened.documents),
             ("tokens", int(self.counts.tokens[shard]), opened.known_tokens),
         ):
             if found is not None and found != said:
+                way_out = f"run `fmsdata index` to rebuild the counts (they are in {self.counts.csv_root}/meta)"
                 raise CountsError(
                     f"source {source!r}: counts say {said} {what} in {name} but the file holds {found}; "
-                    f"run `fmsdata index` to rebuild the counts"
+                    + (way_out if self.counts.csv_root else "it changed since this reader counted it")
                 )
         return opened
 
@@ -113,8 +119,8 @@ class _ReaderIterator(StageIterator):
         self._order = LaneOrder(
             self._plan.blocks, lane=lane.index, lanes=lane.count, seed=lane.seed, source=self._source
         )
-        self._place: int = state["block"] if state else 0  # the block to read next
-        self._visited: int = state["document"] if state else 0  # documents of it that were visited before
+        self._place = number(state, "block")  # the block to read next
+        self._visited = number(state, "document")  # documents of it that were visited before
         # Documents to read at once. Grows, so that a rare source starts fast and a frequent one runs fast.
         self._wanted = 1
         # The state before each document of the chunk, and behind the last.
@@ -130,6 +136,8 @@ class _ReaderIterator(StageIterator):
                 blocks.append(block)
                 documents += len(block.length)
                 tokens += int(block.length.sum())
+            if self._visited > len(blocks[0].length):
+                raise StateError(f"{self._visited} documents are visited of a block of {len(blocks[0].length)}")
             chunk = self._in_order(blocks)
             self._place, self._visited = self._place + len(blocks), 0
             self._wanted = min(2 * self._wanted, CHUNK_DOCUMENTS)
@@ -144,15 +152,17 @@ class _ReaderIterator(StageIterator):
         block, document = self._at[taken].tolist()
         return {"block": block, "document": document}
 
-    def _read_block(self, epoch: int, number: int) -> _LaneBlock:
+    def _read_block(self, epoch: int, block: int) -> _LaneBlock:
         reader = self._reader
-        shard, first, stop = self._plan.block(number)
-        opened = self._lane.shards.get((reader, shard), lambda: reader.open_shard(shard, self._source))
+        shard, first, stop = self._plan.block(block)
+        opened = self._lane.shards.get(
+            (reader, shard), lambda: reader.open_shard(shard, self._source, self._lane.mapped)
+        )
         arrays, array, start, length = opened.read(first, stop)
         stripped = np.zeros(len(start), np.int64)
         if reader.strip:
             stripped, length = _strip(arrays, array, start, length, np.array(reader.strip))
-        key = key_of(self._lane.seed, self._source, epoch, number)
+        key = key_of(self._lane.seed, self._source, epoch, block)
         name = reader.counts.shards[shard]
         buffers = [Buffer(tokens, self._source, name, epoch, key) for tokens in arrays]
         return _LaneBlock(first, buffers, array, start, length, stripped, key)
@@ -162,10 +172,10 @@ class _ReaderIterator(StageIterator):
         sizes = np.array([len(block.length) for block in blocks])
         first = offsets(sizes)
         which = np.repeat(np.arange(len(blocks)), sizes)
-        number = np.arange(first[-1]) - first.take(which)
+        place = np.arange(first[-1]) - first.take(which)
         keys = np.array([mix(block.key) for block in blocks], np.uint64).take(which)
         order = np.argsort(
-            mix_array(number.astype(np.uint64) ^ keys) >> BLOCK_BITS | which.astype(np.uint64) << KEY_BITS,
+            mix_array(place.astype(np.uint64) ^ keys) >> BLOCK_BITS | which.astype(np.uint64) << KEY_BITS,
             kind="stable",
         )
         length = np.concatenate([block.length for block in blocks]).take(order)
@@ -180,21 +190,21 @@ class _ReaderIterator(StageIterator):
         spans[:, BUFFER] = (np.concatenate([block.array for block in blocks]) + buffer).take(order)
         spans[:, START] = (start + stripped).take(order)
         spans[:, LENGTH] = length.take(kept)
-        spans[:, DOCUMENT] = (number + np.array([block.first for block in blocks]).take(which)).take(order)
+        spans[:, DOCUMENT] = (place + np.array([block.first for block in blocks]).take(which)).take(order)
         spans[:, POSITION] = stripped.take(order)
         spans[:, BEGINS] = 1
         spans[:, TAIL] = 0
-        # `which` and `number` also are, for each place in the order, its block and how many documents come before.
+        # `which` and `place` also are, for each place in the order, its block and how many documents come before.
         self._at = np.empty((len(kept) + 1, 2), np.int64)
         self._at[:-1, 0] = which.take(kept) + self._place
-        self._at[:-1, 1] = number.take(kept)
+        self._at[:-1, 1] = place.take(kept)
         self._at[-1] = self._place + len(blocks), 0
         return Chunk([buffer for block in blocks for buffer in block.buffers], spans, np.arange(len(kept) + 1))
 
     def _require_a_document(self) -> None:
         """Raise if no document of the whole source can ever come, instead of looking for one for ever."""
         least = max(1, self._reader.min_length)
-        if not any((self._read_block(0, number).length >= least).any() for number in range(self._plan.blocks)):
+        if not any((self._read_block(0, block).length >= least).any() for block in range(self._plan.blocks)):
             raise DataError(
                 f"source {self._source!r}: none of its {self._reader.size().documents} documents has at least {least} "
                 "tokens (min_length) after stripping; lower min_length or remove the source"

@@ -1,9 +1,10 @@
 """Shuffle: a keyed permutation of each window of items."""
 
+from fmsdata.arguments import whole
 from fmsdata.chunk import Chunk
-from fmsdata.errors import ConfigError
+from fmsdata.errors import StateError
 from fmsdata.keys import key_of, keyed_order
-from fmsdata.stage import Cursor, Lane, Stage, StageIterator, State
+from fmsdata.stage import Cursor, Lane, Stage, StageIterator, State, number, part
 
 
 class Shuffle(Stage):
@@ -14,9 +15,7 @@ class Shuffle(Stage):
 
     def __init__(self, below: Stage, *, window: int) -> None:
         super().__init__(below)
-        if window < 1:
-            raise ConfigError(f"shuffle window is {window}; it must be at least 1 (1 keeps the order)")
-        self.window = window
+        self.window = whole("shuffle window", window, least=1)  # 1 keeps the order
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
         return _ShuffleIterator(self, lane, state)
@@ -26,12 +25,13 @@ class _ShuffleIterator(StageIterator):
     """The state is the one below at the start of the window, the window's number, and how much of it was taken."""
 
     def __init__(self, stage: Shuffle, lane: Lane, state: State | None) -> None:
-        state = state or {"window": 0, "taken": 0, "below": None}
         self._size = stage.window
         self._key = key_of(lane.seed, "shuffle", lane.source, lane.index, stage.twins_below())
-        self._below = Cursor(stage.below.open(lane, state["below"]))
-        self._number: int = state["window"]
-        self._skip: int = state["taken"]  # items of the window that were taken before
+        self._below = Cursor(stage.below.open(lane, part(state, "below")))
+        self._number = number(state, "window")
+        self._skip = number(state, "taken")  # items of the window that were taken before
+        if self._skip >= self._size:
+            raise StateError(f"{self._skip} items are taken of a window of {self._size}")
         self._anchor = self._below.state()
         self._read = False
 

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 from torch.utils.data import IterableDataset
 
 from fmsdata.chunk import Chunk, Item, join_items
-from fmsdata.errors import StageError
+from fmsdata.errors import ConfigError, StageError, StateError
 from fmsdata.keys import key_of, mix
 from fmsdata.readers import ArrowShard
-from fmsdata.storage import Recent
+from fmsdata.storage import Mapped, Recent
 
 State: TypeAlias = dict[str, Any]
 OPEN_SHARDS = 256
@@ -34,10 +35,11 @@ class Lane:
     seed: int = 0
     source: str = ""
     shards: Recent[ArrowShard] = field(default_factory=lambda: Recent(OPEN_SHARDS))
+    mapped: Mapped = field(default_factory=Mapped)
 
     def named(self, name: str) -> "Lane":
         """The same lane, for what lies below one name of a mixture."""
-        return replace(self, source=f"{self.source}/{name}" if self.source else name)
+        return replace(self, source=below_name(self.source, name))
 
 
 class Size(NamedTuple):
@@ -70,6 +72,8 @@ class Stage(IterableDataset[Item]):
     """
 
     def __init__(self, below: "Stage") -> None:
+        if not isinstance(below, Stage):
+            raise ConfigError(f"{type(self).__name__} takes the stage below it, not {below!r}")
         self.below = below
 
     def transform(self, item: Item, key: int) -> Iterable[Item]:
@@ -93,9 +97,9 @@ class Stage(IterableDataset[Item]):
             if not name.startswith("_") and id(value) not in children
         }
 
-    def describe(self) -> State:
+    def describe(self, source: str = "") -> State:
         """The stage and all below it as plain data. A saved state belongs to a pipeline with the same description."""
-        below = {name: stage.describe() for name, stage in sorted(self.children().items())}
+        below = {name: stage.describe(source) for name, stage in sorted(self.children().items())}
         return {"stage": type(self).__name__, **self.parameters(), **({"children": below} if below else {})}
 
     def size(self) -> Size:
@@ -145,12 +149,12 @@ class _TransformIterator(StageIterator):
 
     def __init__(self, stage: Stage, lane: Lane, state: State | None) -> None:
         self._stage = stage
-        self._below = stage.below.open(lane, state and state["below"])
-        self._skip: int = state["skip"] if state else 0  # outputs of the first item that were taken before
+        self._below = stage.below.open(lane, part(state, "below"))
+        self._skip = number(state, "skip")  # outputs of the first item that were taken before
         self._salt = key_of(type(stage).__name__, stage.twins_below())
         self._parents: list[int] = []  # for each output of this chunk, the item it was made of
         self._read = 0  # items of the chunk below
-        self._patience = PATIENCE * max(1000, stage.below.size().documents)
+        self._patience = PATIENCE * max(5000, stage.below.size().tokens)
 
     def read(self) -> Chunk:
         if self._parents:
@@ -167,10 +171,10 @@ class _TransformIterator(StageIterator):
             if items:
                 return join_items(items)
             self._skip = 0
-            dropped += len(chunk)
+            dropped += int(chunk.lengths().sum())
             if dropped > self._patience:
                 raise StageError(
-                    f"{type(self._stage).__name__} dropped {dropped} items in a row, "
+                    f"{type(self._stage).__name__} dropped {dropped} tokens in a row, "
                     f"{PATIENCE} epochs of what it reads: nothing passes it"
                 )
 
@@ -182,14 +186,44 @@ class _TransformIterator(StageIterator):
         return {"skip": skip + (self._skip if parent == 0 else 0), "below": self._below.state(parent)}
 
     def _make(self, item: Item) -> list[Item]:
-        made = list(self._stage.transform(item, mix(item.key ^ self._salt)))
+        given = self._stage.transform(item, mix(item.key ^ self._salt))
+        if given is None or isinstance(given, Item):
+            raise StageError(
+                f"{type(self._stage).__name__}.transform gave {given!r}, not a list of Items or a generator"
+            )
+        made = list(given)
         for one in made:
             if not isinstance(one, Item):
                 raise StageError(
                     f"{type(self._stage).__name__}.transform gave a {type(one).__name__}, not an Item; "
                     "use item.replace(tokens)"
                 )
-        return [one for one in made if len(one)]
+        return [one.numbered(i) for i, one in enumerate(made) if len(one)]
+
+
+def below_name(source: str, name: str) -> str:
+    """The full name of a source of a mixture that may itself be in one."""
+    return f"{source}/{name}" if source else name
+
+
+def number(state: State | None, name: str) -> int:
+    """A count in a saved state; 0 if there is no state and the iterator starts from the beginning."""
+    if state is None:
+        return 0
+    value = state.get(name) if isinstance(state, Mapping) else None
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise StateError(f"{name!r} is {value!r} where a count belongs: the state is torn or was edited")
+    return value
+
+
+def part(state: State | None, name: str) -> State | None:
+    """A part of a saved state; None if there is no state."""
+    if state is None:
+        return None
+    value = state.get(name) if isinstance(state, Mapping) else None
+    if not isinstance(value, dict):
+        raise StateError(f"{name!r} is {value!r} where a state belongs: the state is torn or was edited")
+    return value
 
 
 def _count(stage: Stage, kind: type[Stage]) -> int:
@@ -202,6 +236,10 @@ def _plain(value: Any) -> Any:
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(one) for one in (sorted(value) if isinstance(value, set | frozenset) else value)]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{value.shape}:{key_of(value.tobytes().hex()):016x}"
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if callable(value):

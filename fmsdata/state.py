@@ -4,15 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fmsdata.errors import StateError
-from fmsdata.stage import State
+from fmsdata.stage import State, number, part
 
 VERSION = 1
 
 
-def pack_state(description: State, lanes: Mapping[str, State], *, rank: int, world_size: int) -> State:
+def pack_state(description: State, lanes: Mapping[str, State], *, step: int, rank: int, world_size: int) -> State:
     """One rank's state: its lanes, and a description of all that their order depends on."""
     return {
         "version": VERSION,
+        "step": step,
         "rank": rank,
         "world_size": world_size,
         "pipeline": description,
@@ -20,10 +21,12 @@ def pack_state(description: State, lanes: Mapping[str, State], *, rank: int, wor
     }
 
 
-def unpack_states(states: State | Sequence[State], description: State, lanes: Sequence[int]) -> dict[str, State]:
-    """The states of these lanes, from one rank's state or from those of several ranks.
+def unpack_states(
+    states: State | Sequence[State], description: State, lanes: Sequence[int]
+) -> tuple[int, dict[str, State]]:
+    """The step and the states of these lanes, from one rank's state or from those of several ranks.
 
-    Raises if they do not belong here.
+    Raises if they do not belong here, or not together.
     """
     if not isinstance(states, Mapping | list | tuple):
         raise StateError(f"a state is a dict, or the list of all ranks' dicts, not {type(states).__name__}")
@@ -31,11 +34,15 @@ def unpack_states(states: State | Sequence[State], description: State, lanes: Se
     found: dict[str, State] = {}
     for state in many:
         _check(state, description)
-        for lane, mine in state["lanes"].items():
+        if state["step"] != many[0]["step"]:
+            raise StateError(
+                f"the states are of different steps: rank {many[0]['rank']} of step {many[0]['step']}, "
+                f"rank {state['rank']} of step {state['step']}; give those of one step"
+            )
+        for lane in state["lanes"]:
+            mine = part(state["lanes"], lane) or {}
             if found.setdefault(lane, mine) != mine:
-                raise StateError(
-                    f"lane {lane} is in two states, at different places; give the states of one step of one run"
-                )
+                raise StateError(f"lane {lane} is in two states, at different places; give the states of one run")
     missing = [lane for lane in lanes if str(lane) not in found]
     if missing:
         of = ", ".join(f"rank {state['rank']} of {state['world_size']}" for state in many[:4]) or "none"
@@ -43,7 +50,7 @@ def unpack_states(states: State | Sequence[State], description: State, lanes: Se
             f"no state for lane {_few(missing)}: given were the states of {of}; "
             "on another number of ranks, give the list of all ranks' states"
         )
-    return {str(lane): found[str(lane)] for lane in lanes}
+    return many[0]["step"], {str(lane): found[str(lane)] for lane in lanes}
 
 
 def _check(state: Any, description: State) -> None:
@@ -54,18 +61,20 @@ def _check(state: Any, description: State) -> None:
             f"the state has version {state['version']} and this fmsdata reads version {VERSION}; "
             + ("use a newer fmsdata" if state["version"] > VERSION else "use the fmsdata that wrote it")
         )
-    if absent := {"rank", "world_size", "pipeline", "lanes"} - set(state):
-        raise StateError(f"the state lacks {', '.join(sorted(absent))}: it is torn or was edited")
+    if torn := [name for name in ("pipeline", "lanes") if not isinstance(state.get(name), Mapping)]:
+        raise StateError(f"the state lacks {', '.join(torn)}: it is torn or was edited")
+    for name in ("step", "rank", "world_size"):
+        number(dict(state), name)
     saved = state["pipeline"]
     for name, why in (
         ("seed", "the order of everything follows from it"),
         ("lanes", "it is fixed for a run"),
     ):
-        if saved[name] != description[name]:
+        if saved.get(name) != description[name]:
             raise StateError(
-                f"the state was saved with {name} {saved[name]} and this run has {name} {description[name]}; {why}"
+                f"the state was saved with {name} {saved.get(name)} and this run has {name} {description[name]}; {why}"
             )
-    differences = list(_compare(saved["lines"], description["lines"], ""))
+    differences = list(_compare(saved.get("lines"), description["lines"], ""))
     if differences:
         raise StateError("the state belongs to another pipeline: " + "; ".join(differences))
 
@@ -73,7 +82,7 @@ def _check(state: Any, description: State) -> None:
 def _compare(saved: Any, now: Any, where: str) -> Iterator[str]:
     """In words, where two descriptions differ."""
     if isinstance(saved, Mapping) and isinstance(now, Mapping):
-        if saved.get("stage") == now.get("stage") == "ShardReader" and saved["digest"] != now["digest"]:
+        if saved.get("stage") == now.get("stage") == "ShardReader" and saved.get("digest") != now["digest"]:
             yield (
                 f"the shards of source {where or 'below'!r} changed: "
                 f"{_shards(saved)} when it was saved, {_shards(now)} now"
@@ -95,10 +104,8 @@ def _compare(saved: Any, now: Any, where: str) -> Iterator[str]:
 
 
 def _shards(reader: Mapping[str, Any]) -> str:
-    return (
-        f"{reader['shards']} shards, {reader['documents']} documents, {reader['tokens']} tokens "
-        f"({reader['digest'][:6]})"
-    )
+    told = {name: reader.get(name, "?") for name in ("shards", "documents", "tokens", "digest")}
+    return "{shards} shards, {documents} documents, {tokens} tokens ({digest:.6})".format(**told)
 
 
 def _few(lanes: Sequence[int]) -> str:

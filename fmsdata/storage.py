@@ -5,15 +5,17 @@ For now every path is a local one; object stores come in through the same few fu
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
 from fmsdata.errors import ConfigError, DataError
 
 Opened = TypeVar("Opened")
+SMALL = 1 << 16
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -22,6 +24,8 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     >>> local_path("file:///data/web")
     PosixPath('/data/web')
     """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise ConfigError(f"path is {path!r}; it must be the path of a folder")
     text = os.fspath(path)
     protocol, separator, rest = text.partition("://")
     if not separator:
@@ -34,26 +38,55 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
     """Paths, relative to the folder and sorted, of all files below it that end in one of the suffixes.
 
-    Hidden files and folders are left out: they are what interrupted copies leave behind.
+    Hidden files and folders are left out: they are what interrupted copies leave behind. Links are followed.
     """
-    found: list[str] = []
-    for parent, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        inside = os.path.relpath(parent, folder).replace(os.sep, "/")
-        prefix = "" if inside == "." else f"{inside}/"
-        found += [prefix + name for name in files if name.endswith(suffixes) and not name.startswith(".")]
-    return sorted(found)
+    return sorted(_walk(str(folder), "", suffixes, ()))
+
+
+def _walk(folder: str, inside: str, suffixes: tuple[str, ...], above: tuple[str, ...]) -> Iterator[str]:
+    real = os.path.realpath(folder)
+    if real in above:
+        raise DataError(f"{folder}: links to a folder that it is in; remove the link")
+    try:
+        entries = list(os.scandir(folder))
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be listed: {error.strerror}") from None
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _walk(entry.path, f"{inside}{entry.name}/", suffixes, (*above, real))
+        elif entry.name.endswith(suffixes):
+            if not entry.is_file() and not entry.is_symlink():
+                raise DataError(f"{entry.path}: not a regular file; remove it or give it another name")
+            yield inside + entry.name
 
 
 def map_file(path: Path) -> pa.Buffer:
-    """The file's bytes, mapped. No file descriptor stays open; the mapping ends with the last use of it."""
+    """The file's bytes, mapped. No file descriptor stays open; the mapping ends with the last use of it.
+
+    A small file is read instead: thousands of them may be in use at once, and a process can have some 65,000 mappings.
+    """
     try:
         with pa.memory_map(str(path)) as file:
-            return file.read_buffer()
+            return pa.py_buffer(path.read_bytes()) if file.size() <= SMALL else file.read_buffer()
     except FileNotFoundError:
         raise DataError(f"{path}: the file is gone; it was there when the shards were listed") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
+
+
+class Mapped:
+    """Files that are mapped now, so that none is mapped twice. A mapping ends with its last user."""
+
+    def __init__(self) -> None:
+        self._buffers: WeakValueDictionary[Path, pa.Buffer] = WeakValueDictionary()
+
+    def get(self, path: Path) -> pa.Buffer:
+        buffer = self._buffers.get(path)
+        if buffer is None:
+            self._buffers[path] = buffer = map_file(path)
+        return buffer
 
 
 class Recent(Generic[Opened]):

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 
+from fmsdata.arguments import whole
 from fmsdata.batch import Batch, widen
 from fmsdata.errors import ConfigError
 
@@ -32,10 +33,11 @@ class CausalLM:
     extra_tokens: int = 1
 
     def __post_init__(self) -> None:
-        if self.prompt_len < 0:
-            raise ConfigError(f"prompt_len is {self.prompt_len}; it can't be below zero")
+        whole("prompt_len", self.prompt_len)
 
     def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
+        if self.prompt_len >= batch.length:
+            raise ConfigError(f"prompt_len {self.prompt_len} leaves nothing to learn of {batch.length} tokens a line")
         labels = widen(batch.tokens[:, 1:])
         if self.prompt_len:
             labels[:, : self.prompt_len] = IGNORED

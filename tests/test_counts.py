@@ -222,9 +222,9 @@ def test_counts_that_are_right_are_read_in_peace(root: Path) -> None:
     assert len(chunk) > 0
 
 
-def test_counts_say_that_there_are_no_documents(root: Path) -> None:
-    write_csv(root / "meta/counts.csv", "web/a.arrow,0,0", "web/b.arrow,0,0")
-    with pytest.raises(DataError, match="hold no documents"):
+def test_a_shard_that_counts_call_empty_is_looked_at(root: Path) -> None:
+    write_csv(root / "meta/counts.csv", f"web/a.arrow,{TRUTH[0]},{TRUTH[1]}", "web/b.arrow,0,0")
+    with pytest.raises(CountsError, match=r"0 documents in b.arrow but the file holds 4; run `fmsdata index`"):
         fmsdata.ShardReader(root / "web")
 
 

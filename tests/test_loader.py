@@ -1,6 +1,8 @@
 """Batches: labels, padding, and the outputs on request."""
 
+import copy
 import json
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,56 @@ def test_a_state_can_be_mutated_after_loading_it(corpus: Path) -> None:
     loader.load_state_dict(state)
     state["lanes"].clear()
     assert [batch["input_ids"].tolist() for batch in islice(loader, 20)] == expected
+
+
+def until(error: type[BaseException], loader: fmsdata.StatefulDataLoader) -> Iterator[list[list[int]]]:
+    """Batches up to the one that fails."""
+    try:
+        for batch in loader:
+            yield batch["input_ids"].tolist()
+    except error:
+        return
+
+
+@pytest.mark.parametrize("pack", [{}, {"pack__mode": "pad", "pack__pad": 1, "pack__bol": 2, "documents__bos": 4}])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, fmsdata.DataError, ValueError])
+def test_whatever_interrupts_a_batch_the_loader_stays_where_it_was(
+    corpus: Path, error: type[BaseException], pack: dict[str, Any]
+) -> None:
+    """An error at any depth, in any document: the next batch is the one that failed, also from the state saved then."""
+    data = maker(corpus, lanes=4, **pack)(0, 1).data
+    calls, fail_at = 0, -1
+
+    def interrupt(item: fmsdata.Item) -> fmsdata.Item:
+        nonlocal calls
+        calls += 1
+        if calls == fail_at:
+            raise error("stop")
+        return item
+
+    shuffle = data.lines
+    lines = shuffle.below
+    mapped = copy.copy(lines)
+    mapped.below = fmsdata.Map(lines.below, interrupt)
+    top = copy.copy(shuffle)
+    top.below = mapped
+
+    def loader() -> fmsdata.StatefulDataLoader:
+        return fmsdata.StatefulDataLoader(fmsdata.Rescalable(top, lanes=4, seed=3), batch_size=3, rank=0, world_size=1)
+
+    expected = [batch["input_ids"].tolist() for batch in islice(loader(), 150)]
+    for place in range(3, 250, 19):
+        calls, fail_at = 0, place
+        interrupted = loader()
+        seen = list(until(error, interrupted))
+        assert len(seen) < 140
+        fail_at = -1
+        state = interrupted.state_dict()
+        restored = loader()
+        restored.load_state_dict(state)
+        for going_on in (interrupted, restored):
+            more = [batch["input_ids"].tolist() for batch in islice(going_on, 8)]
+            assert more == expected[len(seen) : len(seen) + 8]
 
 
 def test_sources_of_different_types_share_a_batch(tmp_path: Path) -> None:

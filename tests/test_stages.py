@@ -210,6 +210,37 @@ def test_map_and_filter_and_a_stage_that_makes_several_items_of_one() -> None:
         testing.check_stage(stage)
 
 
+def test_views_with_gaps_and_reused_buffers_are_fine(tmp_path: Path) -> None:
+    reader = fmsdata.ShardReader(write_source(tmp_path / "web", documents(np.random.default_rng(0), 20, shortest=2)))
+    held = np.zeros(100, np.int64)
+
+    def reuse(item: fmsdata.Item) -> Any:
+        held[: len(item)] = item.tokens
+        return held[: len(item)]
+
+    plain = first_lines(fmsdata.Pack(reader, seq_len=5), 30)
+    assert first_lines(fmsdata.Pack(fmsdata.Map(reader, reuse), seq_len=5), 30) == plain
+    backwards = fmsdata.Map(fmsdata.Map(reader, lambda i: i.tokens[::-1]), lambda i: i.tokens[::-1])
+    loader = fmsdata.StatefulDataLoader(fmsdata.Rescalable(fmsdata.Pack(backwards, seq_len=5), lanes=1), batch_size=2)
+    assert next(iter(loader))["input_ids"].tolist() == [line[:-1] for line in plain[:2]]
+
+
+def test_several_items_of_one_have_keys_of_their_own() -> None:
+    class Halves(Stage):
+        def transform(self, item: fmsdata.Item, _key: int) -> list[fmsdata.Item]:
+            return [item.replace(item.tokens[:1]), item.replace(item.tokens[1:]), item]
+
+    items = list(islice(Halves(Given([[i, i + 1, i + 2] for i in range(10, 30)])), 60))
+    assert len({item.key for item in items}) == 60
+
+
+def test_a_filter_may_be_choosy_about_lines() -> None:
+    """One line in a hundred passes: patience is a matter of epochs, not of items."""
+    some = [[7] * 6000] * 99 + [[9] * 6000]
+    picky = fmsdata.Filter(fmsdata.Pack(Given(some), seq_len=2), lambda line: 9 in line.tokens)
+    assert first_lines(picky, 1) == [[9, 9]]
+
+
 def test_a_mapped_line_keeps_its_provenance() -> None:
     lines = fmsdata.Pack(fmsdata.Delimit(Given([[10, 11, 12], [13]]), eos=EOS), seq_len=5)
     mapped = fmsdata.Map(lines, lambda line: line.tokens + 100)

@@ -4,17 +4,17 @@ from pathlib import Path
 
 from fmsdata.readers.arrow import ArrowShard
 from fmsdata.readers.base import Block, Tokens
-from fmsdata.storage import map_file
+from fmsdata.storage import Mapped, map_file
 
 SUFFIXES = (".arrow",)
 
 __all__ = ["SUFFIXES", "ArrowShard", "Block", "Tokens", "open_shard"]
 
 
-def open_shard(path: Path, column: str | None = None) -> ArrowShard:
+def open_shard(path: Path, column: str | None = None, mapped: Mapped | None = None) -> ArrowShard:
     """Open one shard. Its documents are read later, a run at a time.
 
     >>> open_shard(Path("corpus/web/part-0.arrow")).documents   # doctest: +SKIP
     812
     """
-    return ArrowShard(map_file(path), str(path), column)
+    return ArrowShard(map_file(path) if mapped is None else mapped.get(path), str(path), column)

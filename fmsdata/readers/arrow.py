@@ -196,11 +196,13 @@ def _holds_tokens(kind: pa.DataType) -> bool:
 
 def _nodes(kind: pa.DataType) -> int:
     """How many field nodes a column of this type has in a record batch's metadata."""
+    kind = getattr(kind, "storage_type", kind)  # of an extension type
     return 1 + sum(_nodes(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _vectors(kind: pa.DataType) -> int | None:
     """How many buffers a column of this type has, for the flat types."""
+    kind = getattr(kind, "storage_type", kind)
     if pa.types.is_primitive(kind) or pa.types.is_dictionary(kind):
         return 2
     if any(
