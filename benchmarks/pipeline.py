@@ -1,6 +1,6 @@
 """Tokens per second of the whole pipeline in one process, as a fraction of copying the same tokens into batches.
 
-    python benchmarks/pipeline.py [--tokens 150000000] [--profile]
+    python benchmarks/pipeline.py [--tokens 150000000] [--document 550] [--profile]
 
 The copy is the fastest way to fill the same batches: one streaming copy per batch from one array in memory
 into a new int64 array. Pipeline and copy take turns in the same process, and the median of each counts,
@@ -25,14 +25,17 @@ from fmsdata.prepare import Layout, write_shard
 
 BATCH, LENGTH, WINDOW, COPIES = 8, 4096, 256, 500
 WEIGHTS = {"web": 70, "books": 20, "code": 9, "wiki": 1}
+MEAN_LENGTHS = {"web": 700, "books": 20_000, "code": 1200, "wiki": 600}  # tokens, as in such corpora
 
 
-def write_corpus(root: Path, layout: Layout, tokens: int) -> None:
-    """Four sources of four shards, documents of about 550 tokens."""
+def write_corpus(root: Path, layout: Layout, tokens: int, document: int | None) -> None:
+    """Four sources of four shards, with documents of usual lengths, or of `document` tokens on average."""
     rng = np.random.default_rng(0)
     for source, weight in WEIGHTS.items():
         for shard in range(4):
-            lengths = rng.lognormal(6, 0.8, max(100, tokens * weight // 100 // 4 // 550)).astype(np.int64) + 1
+            mean = document or MEAN_LENGTHS[source]
+            count = max(100, tokens * weight // 100 // 4 // mean)
+            lengths = (rng.lognormal(-0.32, 0.8, count) * mean).astype(np.int64) + 1
             pool = rng.integers(1, 50_000, int(lengths.sum()), dtype=np.uint16)
             documents = np.split(pool, np.cumsum(lengths)[:-1])
             write_shard(root / source / f"{shard}.arrow", documents, dtype=np.uint16, layout=layout)
@@ -74,6 +77,7 @@ def pipeline_speed(batches: Iterator[dict[str, Any]], steps: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=150_000_000)
+    parser.add_argument("--document", type=int, help="mean tokens of a document, in all sources")
     parser.add_argument("--lanes", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--profile", action="store_true")
@@ -82,7 +86,7 @@ def main() -> None:
         layouts: tuple[Layout, ...] = ("list", "batch")
         loaders = {}
         for layout in layouts:
-            write_corpus(Path(folder) / layout, layout, args.tokens)
+            write_corpus(Path(folder) / layout, layout, args.tokens, args.document)
             loaders[layout] = iter(open_loader(Path(folder) / layout, args.lanes))
         speeds: dict[str, list[float]] = {"copy int64": [], "copy uint16": [], "list": [], "batch": []}
         for layout in layouts:

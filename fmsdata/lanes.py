@@ -80,7 +80,7 @@ class Lanes:
             )
             for lane in lanes
         }
-        self._marks: dict[int, State] = {}  # where the lanes of the last `take` stood before it
+        self._marks: dict[int, tuple[int, int, State]] = {}  # where the lanes of the last `take` stood before it
         self._turns = [(running.lines, lane) for lane, running in self._running.items()]
         heapq.heapify(self._turns)
 
@@ -99,7 +99,8 @@ class Lanes:
 
     def undone(self) -> "Lanes":
         """These lanes opened anew where they stood before the last `take`, whatever it did to them."""
-        states = {str(lane): self._marks.get(lane) or running.mark() for lane, running in self._running.items()}
+        marks = {lane: self._marks.get(lane) or running.mark() for lane, running in self._running.items()}
+        states = {str(lane): dict(zip(("lines", "skip", "anchor"), mark, strict=True)) for lane, mark in marks.items()}
         return Lanes(self._data, self._running, states)
 
     def state(self) -> dict[str, State]:
@@ -133,12 +134,12 @@ class _RunningLane:
             self._chunk, self._row, self._anchor = None, 0, self._iterator.state(len(chunk))
         return chunk, row
 
-    def mark(self) -> State:
-        """The state, sharing the anchor."""
-        return {"lines": self.lines, "skip": self._row, "anchor": self._anchor}
+    def mark(self) -> tuple[int, int, State]:
+        """What makes up the state, the anchor shared."""
+        return self.lines, self._row, self._anchor
 
     def state(self) -> State:
-        return _copy(self.mark())
+        return {"lines": self.lines, "skip": self._row, "anchor": _copy(self._anchor)}
 
 
 def _copy(state: State) -> State:

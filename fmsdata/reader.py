@@ -20,6 +20,7 @@ from fmsdata.storage import Mapped, local_path
 BLOCK_TOKENS = 1 << 18
 CHUNK_DOCUMENTS, CHUNK_TOKENS = 1024, 1 << 20  # blocks are read together, until there are this many of either
 
+NOTHING = np.empty(0, np.int64)
 BLOCK_BITS, KEY_BITS = np.uint64(16), np.uint64(48)  # documents are sorted by block, then by key
 
 
@@ -159,7 +160,7 @@ class _ReaderIterator(StageIterator):
             (reader, shard), lambda: reader.open_shard(shard, self._source, self._lane.mapped)
         )
         arrays, array, start, length = opened.read(first, stop)
-        stripped = np.zeros(len(start), np.int64)
+        stripped = NOTHING
         if reader.strip:
             stripped, length = _strip(arrays, array, start, length, np.array(reader.strip))
         key = key_of(self._lane.seed, self._source, epoch, block)
@@ -184,14 +185,18 @@ class _ReaderIterator(StageIterator):
         kept = np.flatnonzero(enough)
         order = order.take(kept)
         spans = np.empty((len(kept), COLUMNS), np.int64)
-        buffer = offsets(np.array([len(block.buffers) for block in blocks])).take(which)
-        start = np.concatenate([block.start for block in blocks])
-        stripped = np.concatenate([block.stripped for block in blocks])
-        spans[:, BUFFER] = (np.concatenate([block.array for block in blocks]) + buffer).take(order)
-        spans[:, START] = (start + stripped).take(order)
+        buffer = which
+        if any(len(block.buffers) > 1 for block in blocks):
+            before = offsets(np.array([len(block.buffers) for block in blocks])).take(which)
+            buffer = np.concatenate([block.array for block in blocks]) + before
+        spans[:, BUFFER] = buffer.take(order)
+        spans[:, START] = np.concatenate([block.start for block in blocks]).take(order)
         spans[:, LENGTH] = length.take(kept)
         spans[:, DOCUMENT] = (place + np.array([block.first for block in blocks]).take(which)).take(order)
-        spans[:, POSITION] = stripped.take(order)
+        spans[:, POSITION] = 0
+        if self._reader.strip:
+            spans[:, POSITION] = np.concatenate([block.stripped for block in blocks]).take(order)
+            spans[:, START] += spans[:, POSITION]
         spans[:, BEGINS] = 1
         spans[:, TAIL] = 0
         # `which` and `place` also are, for each place in the order, its block and how many documents come before.
