@@ -209,11 +209,15 @@ def test_state_of_a_large_run_is_small(tmp_path: Path) -> None:
     assert len(json.dumps(state)) < 2_000_000
     for lane in state["lanes"].values():
         lane["lines"] = 10**9
-        below = lane["anchor"]["below"]["below"]
         lane["anchor"]["window"] = 10**7
-        for source in below["sources"].values():
+        lane["anchor"]["below"]["used"] = 10**5
+        for source in lane["anchor"]["below"]["below"]["sources"].values():
             source["taken"] = 10**12
             source["below"] = {"block": 10**8, "document": 10**4}
     assert len(json.dumps(state)) < 2_000_000
+    for lane in state["lanes"].values():  # no document is that long, and no block that large
+        lane["anchor"]["below"]["used"] = 0
+        for source in lane["anchor"]["below"]["below"]["sources"].values():
+            source["below"]["document"] = 0
     loader.load_state_dict(state)
     next(iter(loader))
