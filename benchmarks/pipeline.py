@@ -7,7 +7,9 @@ into a new int64 array. Pipeline and copy take turns in the same process, and th
 because timings on shared machines are noisy. A round of the pipeline is as many steps as turn over every
 lane's window once, so that each round does all of the work.
 
-A batch of the pipeline is two tensors, input_ids and labels; "copy twice" is the copy into two.
+A batch of the pipeline is two tensors, input_ids and labels; "copy twice" is the copy into two. Four lanes are
+what one rank of a large run has; with more lanes, a corpus as small as this one is cut into smaller blocks than a
+real one would be.
 """
 
 import argparse
@@ -81,8 +83,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=150_000_000)
     parser.add_argument("--document", type=int, help="mean tokens of a document, in all sources")
-    parser.add_argument("--lanes", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--lanes", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -28,7 +28,7 @@ BEGINS = 5  # 1 if a new document begins here
 TAIL = 6  # 0, or 1 + a token that is in no shard and stands behind the others; it counts in the length
 COLUMNS = 7
 
-GROUP = 64  # items whose pieces are made at once
+GROUP = 128  # items whose pieces are made at once
 INSERTED = -1  # a token that is in no shard: BOS, EOS and the like
 PADDING = -2
 
