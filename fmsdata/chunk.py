@@ -5,7 +5,7 @@ line) starts in it. All planning is arithmetic on that table. Tokens stay where 
 is made of them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -368,11 +368,6 @@ def constant(token: int, length: int = 1) -> Tokens:
 def _renewed(buffer: Buffer, tokens: Tokens) -> Buffer:
     """Other tokens of the same origin, with a key of their own."""
     return Buffer(tokens, buffer.source, buffer.shard, buffer.epoch, mix(buffer.key))
-
-
-def join_items(items: Iterable[Item]) -> Chunk:
-    """A chunk of these items."""
-    return Chunk.join([item.chunk for item in items])
 
 
 def provenance(chunk: Chunk) -> list[list[Span]]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from fmsdata.chunk import Chunk, Item, join_items
+from fmsdata.chunk import Chunk, Item
 from fmsdata.errors import ConfigError, StageError, StateError
 from fmsdata.keys import key_of, mix
 from fmsdata.readers import ArrowShard
@@ -169,7 +169,7 @@ class _TransformIterator(StageIterator):
                 items += made
                 self._parents += [i] * len(made)
             if items:
-                return join_items(items)
+                return Chunk.join([item.chunk for item in items])
             self._skip = 0
             dropped += int(chunk.lengths().sum())
             if dropped > self._patience:
