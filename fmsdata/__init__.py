@@ -1,9 +1,20 @@
 """One canonical stream of training samples, the same on any number of GPUs."""
 
+from fmsdata.checkpoint import Checkpoints
 from fmsdata.chunk import Item, Span
 from fmsdata.config import build_loader
 from fmsdata.delimit import Delimit
-from fmsdata.errors import ConfigError, CountsError, DataError, FmsdataError, StageError, StateError
+from fmsdata.errors import (
+    CheckpointError,
+    ConfigError,
+    CountsError,
+    DataError,
+    FmsdataError,
+    FmsdataWarning,
+    StageError,
+    StateError,
+    WorkerError,
+)
 from fmsdata.lanes import Rescalable
 from fmsdata.loader import StatefulDataLoader
 from fmsdata.map import Filter, Map
@@ -18,12 +29,15 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CausalLM",
+    "CheckpointError",
+    "Checkpoints",
     "ConfigError",
     "CountsError",
     "DataError",
     "Delimit",
     "Filter",
     "FmsdataError",
+    "FmsdataWarning",
     "Item",
     "Lane",
     "Map",
@@ -38,5 +52,6 @@ __all__ = [
     "StageIterator",
     "StateError",
     "StatefulDataLoader",
+    "WorkerError",
     "build_loader",
 ]

@@ -1,6 +1,6 @@
 """Batch: lines become tensors. The one place where tokens are copied."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -19,32 +19,32 @@ Row: TypeAlias = tuple[Chunk, int]
 
 @dataclass(frozen=True)
 class Batch:
-    """The lines of one step of one rank. `length` is the part of each line that the model sees."""
+    """The lines of one step of one rank, of which the model sees all but the last `extra_tokens`."""
 
-    rows: list[Row]
-    length: int
+    tokens: Tokens  # (lines, line length), in the narrowest type that all shards of the batch fit in
+    padding: list[int]  # how many tokens at the end of each line are padding
+    extra_tokens: int
+    _make_lines: Callable[[], Chunk]
 
-    @cached_property
-    def tokens(self) -> Tokens:
-        """The tokens, (lines, line length), in the narrowest type that all shards of the batch fit in."""
-        pieces: list[Any] = []  # before Python 3.12 the stubs don't tell that arrays are buffers
-        dtypes = set()
-        for chunk, row in self.rows:
-            pieces += chunk.pieces(row)
-            dtypes.add(chunk.dtype)
-        if len(dtypes) > 1:
-            return np.stack([chunk[row].tokens.astype(np.int64) for chunk, row in self.rows])
-        return np.frombuffer(b"".join(pieces), dtypes.pop()).reshape(len(self.rows), -1)
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ConfigError(
+                f"seq_len {self.tokens.shape[1]} is too short: "
+                f"this task takes {self.extra_tokens} token more than the model sees"
+            )
 
-    @cached_property
-    def padding(self) -> list[int]:
-        """How many tokens at the end of each line are padding."""
-        return [chunk.padding[row] for chunk, row in self.rows]
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def length(self) -> int:
+        """The part of each line that the model sees."""
+        return int(self.tokens.shape[1]) - self.extra_tokens
 
     @cached_property
     def lines(self) -> Chunk:
-        """The lines as one chunk."""
-        return Chunk.join([chunk.slice(row, row + 1) for chunk, row in self.rows])
+        """The lines as one chunk: where documents begin, and where they come from."""
+        return self._make_lines()
 
     @cached_property
     def segments(self) -> tuple[Ints, Ints]:
@@ -67,10 +67,10 @@ class Batch:
     def spread(self, values: Ints) -> torch.Tensor:
         """One value per document, at each of its tokens: (lines, length)."""
         cu = self.cu_seqlens()
-        return torch.from_numpy(np.repeat(values, np.diff(cu)).reshape(len(self.rows), self.length))
+        return torch.from_numpy(np.repeat(values, np.diff(cu)).reshape(len(self), self.length))
 
     def cu_seqlens(self) -> Ints:
-        return np.append(self.segments[0], len(self.rows) * self.length)
+        return np.append(self.segments[0], len(self) * self.length)
 
 
 def widen(tokens: npt.NDArray[Any]) -> torch.Tensor:
@@ -83,7 +83,7 @@ def _document_ids(batch: Batch) -> torch.Tensor:
 
 
 def _position_ids(batch: Batch) -> torch.Tensor:
-    return torch.arange(len(batch.rows) * batch.length).view(len(batch.rows), -1) - batch.spread(batch.segments[0])
+    return torch.arange(len(batch) * batch.length).view(len(batch), -1) - batch.spread(batch.segments[0])
 
 
 def _cu_seqlens(batch: Batch) -> torch.Tensor:
@@ -116,16 +116,37 @@ def check_outputs(names: Sequence[str]) -> None:
             raise ConfigError(f"unknown output {name!r}; batches can hold {', '.join(OUTPUTS)}")
 
 
-def collect(rows: list[Row], extra_tokens: int) -> Batch:
-    """A batch of these lines, of which the model sees all but the last `extra_tokens`."""
-    lengths = {chunk.line_length for chunk, _ in rows}
-    length = max(lengths) - extra_tokens
-    if len(lengths) > 1:
+def collect(rows: Sequence[Row], extra_tokens: int) -> Batch:
+    """A batch of these lines."""
+    return Batch(gather(rows), padding_of(rows), extra_tokens, lambda: join_lines(rows))
+
+
+def gather(rows: Sequence[Row]) -> Tokens:
+    """The tokens of these lines, (lines, line length)."""
+    check_lengths(chunk.line_length for chunk, _ in rows)
+    pieces: list[Any] = []  # before Python 3.12 the stubs don't tell that arrays are buffers
+    dtypes = set()
+    for chunk, row in rows:
+        pieces += chunk.pieces(row)
+        dtypes.add(chunk.dtype)
+    if len(dtypes) > 1:
+        return np.stack([chunk[row].tokens.astype(np.int64) for chunk, row in rows])
+    return np.frombuffer(b"".join(pieces), dtypes.pop()).reshape(len(rows), -1)
+
+
+def padding_of(rows: Sequence[Row]) -> list[int]:
+    """How many tokens at the end of each line are padding."""
+    return [chunk.padding[row] for chunk, row in rows]
+
+
+def join_lines(rows: Sequence[Row]) -> Chunk:
+    """These lines as one chunk."""
+    return Chunk.join([chunk.slice(row, row + 1) for chunk, row in rows])
+
+
+def check_lengths(lengths: Iterable[int]) -> None:
+    """Raise unless all lines of a batch have one length."""
+    if len(different := set(lengths)) > 1:
         raise StageError(
-            f"lines of {' and '.join(map(str, sorted(lengths)))} tokens can't be in one batch; put a Pack below"
+            f"lines of {' and '.join(map(str, sorted(different)))} tokens can't be in one batch; put a Pack below"
         )
-    if length < 1:
-        raise ConfigError(
-            f"seq_len {max(lengths)} is too short: this task takes {extra_tokens} token more than the model sees"
-        )
-    return Batch(rows, length)

@@ -4,11 +4,12 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from fmsdata.checkpoint import Checkpoints
 from fmsdata.delimit import Delimit
 from fmsdata.errors import ConfigError, DataError
 from fmsdata.lanes import Rescalable
@@ -62,6 +63,17 @@ class LoaderConfig(Section):
     batch_size: int = 8
     num_workers: int = 0
     outputs: tuple[str, ...] = ()
+    prefetch: int = 4
+    pin_memory: bool = False
+    persistent_workers: bool = True
+    multiprocessing_context: str | None = None
+
+
+class CheckpointConfig(Section):
+    path: str
+    every: int | None = 1000
+    keep: int | None = 3
+    on_sigterm: bool = False
 
 
 class Config(Section):
@@ -81,10 +93,15 @@ class Config(Section):
     shuffle: ShuffleConfig = ShuffleConfig()
     lanes: int = 192
     phases: tuple[Any, ...] = ()
-    checkpoint: dict[str, Any] = {}
+    checkpoint: CheckpointConfig | None = None
     loader: LoaderConfig = LoaderConfig()
 
-    @field_validator("storage_options", "phases", "checkpoint")
+    @field_validator("checkpoint", mode="before")
+    @classmethod
+    def _no_checkpoint(cls, value: object) -> object:
+        return value or None
+
+    @field_validator("storage_options", "phases")
     @classmethod
     def _nothing_yet(cls, value: Any) -> Any:
         if value:
@@ -146,10 +163,9 @@ def make_loader(
     """The loader that a configuration describes, over stages that were built of it before."""
     return StatefulDataLoader(
         data,
-        batch_size=config.loader.batch_size,
-        num_workers=config.loader.num_workers,
-        outputs=config.loader.outputs,
+        **dict(config.loader),
         task=_task(config),
+        checkpoint=None if config.checkpoint is None else Checkpoints(**dict(config.checkpoint)),
         rank=rank,
         world_size=world_size,
     )
@@ -241,7 +257,7 @@ def _in_words(error: Any) -> str:
     section: Any = Config
     for part in where[:-1]:
         field = section.model_fields.get(part) if hasattr(section, "model_fields") else None
-        section = SourceConfig if field is None else field.annotation
+        section = SourceConfig if field is None else next(iter(get_args(field.annotation)), field.annotation)
     known = list(getattr(section, "model_fields", {}))
     close = difflib.get_close_matches(where[-1], known, n=1)
     return f"  {'.'.join(where)}: unknown key; " + (

@@ -23,3 +23,15 @@ class StateError(FmsdataError):
 
 class StageError(FmsdataError):
     """A stage, often a user's own, that broke its contract."""
+
+
+class WorkerError(FmsdataError):
+    """A worker process that ended before its time."""
+
+
+class CheckpointError(FmsdataError):
+    """A checkpoint that cannot be written, or cannot be gone on from."""
+
+
+class FmsdataWarning(UserWarning):
+    """What a user should know of, but need not stop for."""

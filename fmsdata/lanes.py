@@ -6,17 +6,22 @@ all there is to it.
 """
 
 import heapq
+import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 import torch.distributed
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from fmsdata.arguments import whole
+from fmsdata.batch import Row
 from fmsdata.chunk import Chunk, Item
-from fmsdata.errors import ConfigError, StateError
+from fmsdata.errors import ConfigError, StageError, StateError
 from fmsdata.readers import ArrowShard
-from fmsdata.stage import OPEN_SHARDS, Lane, Stage, State, number, part
+from fmsdata.stage import OPEN_SHARDS, Lane, Stage, State, number, part, to_nobody
+from fmsdata.state import Segment, pack_state, unpack_states
 from fmsdata.storage import Mapped, Recent
 
 
@@ -27,6 +32,8 @@ class Rescalable(IterableDataset[Item]):
     for every world size that divides it.
 
     >>> data = Rescalable(lines, lanes=192, seed=42)     # doctest: +SKIP
+
+    It also works in torch's own `DataLoader`, where the state is that of the newest iteration over it.
     """
 
     def __init__(self, lines: Stage, *, lanes: int, seed: int = 0) -> None:
@@ -35,6 +42,8 @@ class Rescalable(IterableDataset[Item]):
         self.lines = lines
         self.lanes = whole("lanes", lanes, least=1)
         self.seed = whole("seed", seed, least=None)
+        self._newest: Samples | None = None  # the iteration whose state this dataset tells
+        self._waiting: Samples | None = None  # an iteration that was opened and nobody iterates over yet
 
     def lanes_of(self, rank: int, world_size: int) -> range:
         """The lanes that a rank reads."""
@@ -47,69 +56,162 @@ class Rescalable(IterableDataset[Item]):
             )
         return range(rank, self.lanes, world_size)
 
-    def start(self, lanes: Iterable[int], states: Mapping[str, State] | None = None) -> "Lanes":
+    def start(
+        self,
+        lanes: Iterable[int],
+        states: Mapping[int, State] | None = None,
+        reading: Callable[[str], None] = to_nobody,
+    ) -> "Lanes":
         """Begin to read some of the lanes, or go on from their states."""
-        return Lanes(self, lanes, states)
+        return Lanes(self, lanes, states, reading)
 
-    def describe(self) -> State:
+    @cached_property
+    def description(self) -> State:
+        """All that the order and the content of the stream depend on, as plain data."""
         return {"seed": self.seed, "lanes": self.lanes, "lines": self.lines.describe()}
 
-    def __iter__(self) -> Iterator[Item]:
-        """This rank's samples, one by one, from the start."""
-        lanes = self.start(self.lanes_of(*rank_and_world_size()))
-        while True:
-            ((chunk, row),) = lanes.take(1)
-            yield chunk[row]
+    @cached_property
+    def fingerprint(self) -> str:
+        """The description as text."""
+        return json.dumps(self.description)
+
+    def __iter__(self) -> "Samples":
+        """This rank's samples, one by one, from the start or from the state that was loaded."""
+        self._newest, self._waiting = self._waiting or self._open(), None
+        return self._newest
+
+    def state_dict(self) -> State:
+        """Where the newest iteration over this dataset stands."""
+        if self._newest is None:
+            self._newest = self._waiting = self._open()
+        return self._newest.state_dict()
+
+    def load_state_dict(self, state: State | Sequence[State]) -> None:
+        """The next iteration goes on from a state."""
+        opened = self._open()
+        opened.load_state_dict(state)
+        self._newest = self._waiting = opened
+
+    def _open(self) -> "Samples":
+        rank, world_size = rank_and_world_size()
+        lanes = self.lanes_of(rank, world_size)
+        worker = get_worker_info()
+        return Samples(self, lanes if worker is None else lanes[worker.id :: worker.num_workers], world_size)
+
+    def __getstate__(self) -> State:
+        """What a process that is given this dataset needs: the recipe, not an iteration over it."""
+        return {**vars(self), "_newest": None, "_waiting": None}
+
+
+class Anchor(NamedTuple):
+    """A moment that a lane can return to: the lines it had given, and the state of its pipeline then, as JSON."""
+
+    lane: int
+    lines: int
+    state: str
+
+
+class Turns:
+    """Whose turn it is: the lane with the fewest lines taken, ties by number.
+
+    Line `n` of lane `l` is sample `n * L + l`, so that is the lowest sample which was not taken yet.
+    """
+
+    def __init__(self, lines: Mapping[int, int], lanes: int) -> None:
+        self._lanes = lanes
+        self._next = sorted(taken * lanes + lane for lane, taken in lines.items())
+
+    def take(self, count: int) -> list[int]:
+        """The next samples."""
+        taken = []
+        for _ in range(count):
+            taken.append(self._next[0])
+            heapq.heapreplace(self._next, self._next[0] + self._lanes)
+        return taken
+
+
+class Places:
+    """Where each of some lanes stands: the lines that were taken, and the last anchor before there."""
+
+    def __init__(self, lines: Mapping[int, int], anchors: Mapping[int, Anchor], lanes: int) -> None:
+        self.lines, self._anchors, self._lanes = dict(lines), dict(anchors), lanes
+
+    def advance(self, samples: Iterable[int], anchors: Iterable[Anchor]) -> None:
+        """These samples were taken, and these anchors passed."""
+        for sample in samples:
+            self.lines[sample % self._lanes] += 1
+        for anchor in anchors:
+            self._anchors[anchor.lane] = anchor
+
+    def copy(self) -> "Places":
+        return Places(self.lines, self._anchors, self._lanes)
+
+    def turns(self) -> Turns:
+        return Turns(self.lines, self._lanes)
+
+    def state(self, step: int) -> dict[str, str]:
+        """Per lane, as JSON: the step, the lines taken, an anchor, and how many lines to drop after it."""
+        anchors = self._anchors
+        return {
+            str(lane): f'{{"step":{step},"lines":{lines},"skip":{lines - anchors[lane].lines},'
+            f'"anchor":{anchors[lane].state}}}'
+            for lane, lines in self.lines.items()
+        }
+
+    def states(self, lanes: Iterable[int]) -> dict[int, State]:
+        """The same of some of the lanes, as data."""
+        told = self.state(step=0)
+        return {lane: json.loads(told[str(lane)]) for lane in lanes}
 
 
 class Lanes:
-    """Some lanes at work.
+    """Some lanes at work."""
 
-    The lane with the fewest lines taken comes next, ties by number; so which one is next is not state.
-    """
-
-    def __init__(self, data: Rescalable, lanes: Iterable[int], states: Mapping[str, State] | None) -> None:
+    def __init__(
+        self,
+        data: Rescalable,
+        lanes: Iterable[int],
+        states: Mapping[int, State] | None,
+        reading: Callable[[str], None] = to_nobody,
+    ) -> None:
         shards: Recent[ArrowShard] = Recent(OPEN_SHARDS)
         mapped = Mapped()
-        self._data = data
+        self._count = data.lanes
         self._running = {
             lane: _RunningLane(
                 data.lines,
-                Lane(index=lane, count=data.lanes, seed=data.seed, shards=shards, mapped=mapped),
-                None if states is None else states[str(lane)],
+                Lane(index=lane, count=data.lanes, seed=data.seed, shards=shards, mapped=mapped, reading=reading),
+                None if states is None else states[lane],
             )
             for lane in lanes
         }
-        self._marks: dict[int, tuple[int, int, State]] = {}  # where the lanes of the last `take` stood before it
-        self._turns = [(running.lines, lane) for lane, running in self._running.items()]
-        heapq.heapify(self._turns)
+        self._told = {lane: running.anchor for lane, running in self._running.items()}
 
-    def take(self, count: int) -> list[tuple[Chunk, int]]:
-        """The next lines, each as a chunk and the number of the line in it."""
-        taken = []
-        self._marks.clear()
-        for _ in range(count):
-            lines, lane = self._turns[0]
-            running = self._running[lane]
-            if lane not in self._marks:
-                self._marks[lane] = running.mark()
-            taken.append(running.take())
-            heapq.heapreplace(self._turns, (lines + 1, lane))
-        return taken
+    def take(self, samples: Iterable[int]) -> tuple[list[Row], list[Anchor]]:
+        """The next lines of the lanes of these samples, and the anchors that were passed."""
+        rows, passed = [], []
+        for sample in samples:
+            running = self._running[sample % self._count]
+            rows.append(running.take())
+            if running.anchor is not self._told[running.lane]:
+                self._told[running.lane] = running.anchor
+                passed.append(running.anchor)
+        return rows, passed
 
-    def undone(self) -> "Lanes":
-        """These lanes opened anew where they stood before the last `take`, whatever it did to them."""
-        marks = {lane: self._marks.get(lane) or running.mark() for lane, running in self._running.items()}
-        states = {str(lane): dict(zip(("lines", "skip", "anchor"), mark, strict=True)) for lane, mark in marks.items()}
-        return Lanes(self._data, self._running, states)
+    def line_length(self) -> int:
+        """The length of the lines."""
+        running = next(iter(self._running.values()))
+        return running.fill().line_length
 
-    def state(self) -> dict[str, State]:
-        """Per lane: the lines taken since the run began, an anchor, and how many lines to drop after it."""
-        return {str(lane): running.state() for lane, running in self._running.items()}
+    def places(self) -> Places:
+        """Where these lanes were opened."""
+        lines = {lane: running.lines for lane, running in self._running.items()}
+        return Places(lines, self._told, self._count)
 
 
 class _RunningLane:
     def __init__(self, stage: Stage, lane: Lane, state: State | None) -> None:
+        self.lane = lane.index
         try:
             self.lines = number(state, "lines")
             self._row = number(state, "skip")
@@ -118,32 +220,74 @@ class _RunningLane:
             self._iterator = stage.open(lane, part(state, "anchor"))
         except (StateError, KeyError, TypeError, IndexError, ValueError) as error:
             raise StateError(f"the state of lane {lane.index} can't be used: {error}") from None
-        self._anchor = self._iterator.state(0)
         self._chunk: Chunk | None = None
+        self._drop_anchor(0)
 
-    def take(self) -> tuple[Chunk, int]:
-        while self._chunk is None or self._row >= len(self._chunk):
-            if self._chunk is not None:
-                self._row -= len(self._chunk)
-                self._anchor = self._iterator.state(len(self._chunk))
-            self._chunk = self._iterator.read()
-        chunk, row = self._chunk, self._row
+    def take(self) -> Row:
+        chunk, row = self.fill(), self._row
         self._row += 1
         self.lines += 1
         if self._row == len(chunk):
-            self._chunk, self._row, self._anchor = None, 0, self._iterator.state(len(chunk))
+            self._leave(chunk)
         return chunk, row
 
-    def mark(self) -> tuple[int, int, State]:
-        """What makes up the state, the anchor shared."""
-        return self.lines, self._row, self._anchor
+    def fill(self) -> Chunk:
+        """The chunk that the next line is in."""
+        while self._chunk is None or self._row >= len(self._chunk):
+            if self._chunk is not None:
+                self._leave(self._chunk)
+            self._chunk = self._iterator.read()
+        return self._chunk
 
-    def state(self) -> State:
-        return {"lines": self.lines, "skip": self._row, "anchor": _copy(self._anchor)}
+    def _leave(self, chunk: Chunk) -> None:
+        self._chunk, self._row = None, self._row - len(chunk)
+        self._drop_anchor(len(chunk))
+
+    def _drop_anchor(self, taken: int) -> None:
+        state = self._iterator.state(taken)
+        try:
+            text = json.dumps(state, separators=(",", ":"))
+        except (TypeError, ValueError) as error:
+            raise StageError(f"a stage's state must be plain data (numbers, strings, lists, dicts): {error}") from None
+        self.anchor = Anchor(self.lane, self.lines - self._row, text)
 
 
-def _copy(state: State) -> State:
-    return {name: _copy(value) if isinstance(value, dict) else value for name, value in state.items()}
+class Samples(Iterator[Item]):
+    """The samples of some lanes, one by one, with a state after each."""
+
+    def __init__(self, data: Rescalable, lanes: Sequence[int], world_size: int) -> None:
+        self._data, self._mine, self._world_size = data, lanes, world_size
+        self._start(0, None)
+
+    def _start(self, step: int, states: Mapping[int, State] | None) -> None:
+        self._lanes = self._data.start(self._mine, states)
+        self._places = self._lanes.places()
+        self._turns = self._places.turns()
+        self._step = step
+
+    def __next__(self) -> Item:
+        if not self._mine:  # a worker process more than there are lanes
+            raise StopIteration
+        try:
+            samples = self._turns.take(1)
+            ((chunk, row),), anchors = self._lanes.take(samples)
+            item = chunk[row]
+        except BaseException:
+            self._start(self._step, self._places.states(self._mine))
+            raise
+        self._places.advance(samples, anchors)
+        self._step += 1
+        return item
+
+    def state_dict(self) -> State:
+        """Where these lanes stand."""
+        history = [Segment(0, self._world_size, 1)]
+        return pack_state(self._data.fingerprint, self._places.state(self._step), step=self._step, history=history)
+
+    def load_state_dict(self, state: State | Sequence[State]) -> None:
+        """Go on from a state."""
+        saved = unpack_states(state, self._data.description, self._mine)
+        self._start(saved.step, saved.lanes)
 
 
 def rank_and_world_size(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:

@@ -1,22 +1,38 @@
 """StatefulDataLoader: batches for one rank, and a state that is exact at any moment."""
 
-from collections.abc import Iterator, Sequence
+import multiprocessing
+import signal
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
+import torch
+
 from fmsdata.arguments import whole
-from fmsdata.batch import OUTPUTS, check_outputs, collect
-from fmsdata.errors import ConfigError
-from fmsdata.lanes import Rescalable, rank_and_world_size
+from fmsdata.batch import check_outputs
+from fmsdata.checkpoint import Checkpoints
+from fmsdata.errors import ConfigError, FmsdataWarning
+from fmsdata.feed import Direct, Feed, LocalFeed, Make, ReadAhead
+from fmsdata.lanes import Lanes, Places, Rescalable, rank_and_world_size
 from fmsdata.stage import State
-from fmsdata.state import pack_state, unpack_states
+from fmsdata.state import Segment, continued, pack_state, unpack_states
 from fmsdata.tasks import CausalLM, Task
+from fmsdata.workers import WorkerFeed
 
 
 class StatefulDataLoader:
     """Batches of the lanes that belong to this rank, endlessly.
 
     A loader has one position in the stream. Iterating again goes on where the last iteration stopped, and
-    `state_dict()` is the state after the last batch that was handed out.
+    `state_dict()` is the state after the last batch that was handed out, however much was read ahead.
+
+    `prefetch` batches are made ahead by a thread (0: each when it is asked for). `num_workers` processes read for
+    it; tokenized data needs none. With `checkpoint`, the loader saves itself every so many steps, and goes on
+    from the newest complete checkpoint when it is made.
 
     >>> loader = StatefulDataLoader(data, batch_size=8, rank=0, world_size=1)     # doctest: +SKIP
     >>> for batch in loader:                                                      # doctest: +SKIP
@@ -33,13 +49,16 @@ class StatefulDataLoader:
         world_size: int | None = None,
         outputs: Sequence[str] = (),
         task: Task | None = None,
+        prefetch: int = 4,
+        pin_memory: bool = False,
+        persistent_workers: bool = True,
+        multiprocessing_context: str | None = None,
+        checkpoint: Checkpoints | None = None,
     ) -> None:
         if not isinstance(data, Rescalable):
             raise ConfigError(f"a loader reads a Rescalable, not {data!r}")
         if task is not None and not callable(task):
             raise ConfigError(f"task is {task!r}; it must be a task such as CausalLM()")
-        if num_workers:
-            raise ConfigError(f"num_workers is {num_workers}, but worker processes are not available yet; use 0")
         check_outputs(outputs)
         self.data = data
         self.batch_size = whole("batch_size", batch_size, least=1)
@@ -47,31 +66,169 @@ class StatefulDataLoader:
         self.task: Task = task or CausalLM()
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
         self._mine = data.lanes_of(self.rank, self.world_size)
-        self._lanes = data.start(self._mine)
-        self._step = 0  # batches handed out since the run began
+        self.num_workers = self._enough_workers(whole("num_workers", num_workers))
+        self.prefetch = whole("prefetch", prefetch)
+        self._make = Make(self.task, self.outputs, _can_pin() if pin_memory else False)
+        self._persistent_workers = persistent_workers
+        self._context = _checked_context(multiprocessing_context)
+        self._engine: ReadAhead | Direct | None = None
+        self._saving = self._terminated = False
+        self._opened: Lanes | None
+        self._places: Places
+        self._start_at(0, [], data.start(self._mine))
+        self.checkpoint = checkpoint
+        if checkpoint is not None and (states := checkpoint.load(self._mine)) is not None:
+            self.load_state_dict(states)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        while True:
-            yield self._next_batch()
+        handle_sigterm = self.checkpoint is not None and self.checkpoint.on_sigterm
+        with self._saving_on_sigterm() if handle_sigterm else nullcontext():
+            try:
+                while True:
+                    self._save_if_due()
+                    yield self._next_batch()
+            finally:
+                if not self._persistent_workers:
+                    self.close()
+
+    def __len__(self) -> int:
+        raise TypeError("the stream has no end, so a loader has no length; count steps, or use itertools.islice")
+
+    def __bool__(self) -> bool:
+        return True
 
     def _next_batch(self) -> dict[str, Any]:
         """The next batch. If anything goes wrong on the way to it, the loader stays where it was."""
         try:
-            batch = collect(self._lanes.take(self.batch_size), self.task.extra_tokens)
-            fields = {**self.task(batch), **{name: OUTPUTS[name](batch) for name in self.outputs}}
+            if self._engine is None:
+                self._engine = self._start_engine()
+            made = self._engine.next()
         except BaseException:
-            self._lanes = self._lanes.undone()
+            self.close()
             raise
+        self._places.advance(made.samples, made.anchors)
         self._step += 1
-        return fields
+        return made.fields
+
+    def _start_engine(self) -> ReadAhead | Direct:
+        lanes, self._opened = self._opened, None
+        open_feed: Callable[[], Feed]
+        if self.num_workers:
+            open_feed = partial(
+                WorkerFeed,
+                self.data,
+                self._places.copy(),
+                workers=self.num_workers,
+                batch_size=self.batch_size,
+                extra_tokens=self.task.extra_tokens,
+                needs_lines=bool(self.outputs) or getattr(self.task, "needs_lines", True),
+                context=self._context,
+            )
+        else:
+            lanes = lanes or self.data.start(self._mine, self._places.states(self._mine))
+            open_feed = partial(LocalFeed, lanes, self._places.turns(), self.batch_size, self.task.extra_tokens)
+        engine = ReadAhead(open_feed, self._make, self.prefetch) if self.prefetch else Direct(open_feed, self._make)
+        self._end_engine = weakref.finalize(self, engine.close)
+        return engine
+
+    def close(self) -> None:
+        """End the thread and the processes that read ahead. The loader stays usable: iterating starts new ones."""
+        if self._engine is not None:
+            self._engine = None
+            self._end_engine()
 
     def state_dict(self) -> State:
         """Where this rank stands, as plain data: JSON-able, and without tokens."""
-        lanes = self._lanes.state()
-        return pack_state(self.data.describe(), lanes, step=self._step, rank=self.rank, world_size=self.world_size)
+        return self._state(self._step, self._places)
+
+    def _state(self, step: int, places: Places) -> State:
+        return pack_state(self.data.fingerprint, places.state(step), step=step, history=self._history)
 
     def load_state_dict(self, state: State | Sequence[State]) -> None:
         """Go on from a state: this rank's own, or the list of all ranks' from any world size."""
-        step, lanes = unpack_states(state, self.data.describe(), self._mine)
-        self._lanes = self.data.start(self._mine, lanes)
-        self._step = step
+        saved = unpack_states(state, self.data.description, self._mine)
+        lanes = self.data.start(self._mine, saved.lanes)
+        self.close()
+        self._start_at(saved.step, saved.history, lanes)
+
+    def _start_at(self, step: int, history: Sequence[Segment], lanes: Lanes) -> None:
+        """Stand where these lanes were opened."""
+        self._step = step  # batches handed out since the run began
+        self._history = continued(history, Segment(step, self.world_size, self.batch_size))
+        self._opened = lanes
+        self._places = lanes.places()
+        self._done = step, self._places.copy()  # where the trainer was when it last asked for a batch
+        self._saved_step: int | None = step
+
+    def save(self) -> str:
+        """Write a checkpoint of this rank now, and tell where."""
+        if self.checkpoint is None:
+            raise ConfigError("this loader has no checkpoint folder: make it with checkpoint=Checkpoints(path)")
+        return self._save(self.checkpoint, self._step, self._places)
+
+    def _save(self, checkpoint: Checkpoints, step: int, places: Places) -> str:
+        self._saving = True
+        try:
+            where = checkpoint.save(self._state(step, places), self.rank, self.world_size)
+        finally:
+            self._saving = False
+        self._saved_step = step
+        return where
+
+    def _save_if_due(self) -> None:
+        """Called when the trainer asks for a batch: it is done with all that it has got."""
+        checkpoint = self.checkpoint
+        if checkpoint is None:
+            return
+        self._done = self._step, self._places.copy()
+        if self._step != self._saved_step and (checkpoint.is_due(self._step) or self._terminated):
+            self._save(checkpoint, *self._done)
+        if self._terminated:
+            raise SystemExit(128 + signal.SIGTERM)
+
+    @contextmanager
+    def _saving_on_sigterm(self) -> Iterator[None]:
+        """While iterating, SIGTERM saves at once where the trainer was when it last asked for a batch.
+
+        And it ends the run when the trainer asks for the next, after saving there too. Ranks that step together
+        are at most one step apart, so one of the two steps is saved by all of them.
+        """
+
+        def handle(*_: object) -> None:
+            if self._terminated:
+                raise SystemExit(128 + signal.SIGTERM)
+            self._terminated = True
+            if self.checkpoint is not None and self._done[0] != self._saved_step and not self._saving:
+                self._save(self.checkpoint, *self._done)
+
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigError("on_sigterm works in the main thread only: iterate there, or leave it off")
+        previous = signal.signal(signal.SIGTERM, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+
+    def _enough_workers(self, wanted: int) -> int:
+        if wanted > len(self._mine):
+            warnings.warn(
+                f"num_workers is {wanted}, but rank {self.rank} of {self.world_size} has {len(self._mine)} of the "
+                f"{self.data.lanes} lanes: it uses {len(self._mine)} workers",
+                FmsdataWarning,
+                stacklevel=3,
+            )
+        return min(wanted, len(self._mine))
+
+
+def _can_pin() -> bool:
+    if not torch.accelerator.is_available():
+        warnings.warn("pin_memory is of no use without an accelerator, and is left out", FmsdataWarning, stacklevel=3)
+        return False
+    return True
+
+
+def _checked_context(context: str | None) -> str | None:
+    if context is not None and context not in multiprocessing.get_all_start_methods():
+        known = ", ".join(map(repr, multiprocessing.get_all_start_methods()))
+        raise ConfigError(f"multiprocessing_context is {context!r}; use one of {known}")
+    return context

@@ -156,6 +156,8 @@ class _ReaderIterator(StageIterator):
     def _read_block(self, epoch: int, block: int) -> _LaneBlock:
         reader = self._reader
         shard, first, stop = self._plan.block(block)
+        name = reader.counts.shards[shard]
+        self._lane.reading(f"source {self._source!r}, {name}, documents {first} to {stop - 1}, lane {self._lane.index}")
         opened = self._lane.shards.get(
             (reader, shard), lambda: reader.open_shard(shard, self._source, self._lane.mapped)
         )
@@ -164,7 +166,6 @@ class _ReaderIterator(StageIterator):
         if reader.strip:
             stripped, length = _strip(arrays, array, start, length, np.array(reader.strip))
         key = key_of(self._lane.seed, self._source, epoch, block)
-        name = reader.counts.shards[shard]
         buffers = [Buffer(tokens, self._source, name, epoch, key) for tokens in arrays]
         return _LaneBlock(first, buffers, array, start, length, stripped, key)
 

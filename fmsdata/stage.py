@@ -8,7 +8,7 @@ iterator. Where chunks begin and end has no meaning; the order of items has.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,6 +26,10 @@ OPEN_SHARDS = 256
 PATIENCE = 20  # epochs without a single item before a stage gives up
 
 
+def to_nobody(what: str) -> None:
+    """Nobody wants to know what is read."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Lane:
     """Which lane of the run an iterator works for, and what its random choices are keyed by."""
@@ -36,6 +40,7 @@ class Lane:
     source: str = ""
     shards: Recent[ArrowShard] = field(default_factory=lambda: Recent(OPEN_SHARDS))
     mapped: Mapped = field(default_factory=Mapped)
+    reading: Callable[[str], None] = to_nobody  # is told what is read, before it is
 
     def named(self, name: str) -> "Lane":
         """The same lane, for what lies below one name of a mixture."""

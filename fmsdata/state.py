@@ -1,56 +1,106 @@
-"""The state of a run as plain data: what is in it, and whether it belongs to the run that wants to go on with it."""
+"""The state of a run as plain data: what is in it, and whether it belongs to the run that wants to go on with it.
 
+Keys that every rank has (`version`, `step`, `history`, `pipeline`) have the same value on all of them, and lanes
+are keyed by their number. So the states of any number of ranks can be laid into one dict, which is what
+torch.distributed.checkpoint does with them. A lane and the pipeline are JSON texts: one value each to store,
+and nothing that a caller could change behind the loader's back.
+"""
+
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fmsdata.errors import StateError
-from fmsdata.stage import State, number, part
+from fmsdata.stage import State, number
 
-VERSION = 1
+VERSION = 2
 
 
-def pack_state(description: State, lanes: Mapping[str, State], *, step: int, rank: int, world_size: int) -> State:
-    """One rank's state: its lanes, and a description of all that their order depends on."""
+class Segment(NamedTuple):
+    """A part of a run with one world size and batch size: from which step on, and what they were."""
+
+    step: int
+    world_size: int
+    batch_size: int
+
+
+def continued(history: Sequence[Segment], now: Segment) -> list[Segment]:
+    """The history of a run that goes on like this.
+
+    >>> continued([Segment(0, 2, 8)], Segment(500, 4, 4))
+    [Segment(step=0, world_size=2, batch_size=8), Segment(step=500, world_size=4, batch_size=4)]
+    >>> continued([Segment(0, 2, 8)], Segment(500, 2, 8))
+    [Segment(step=0, world_size=2, batch_size=8)]
+    """
+    past = [segment for segment in history if segment.step < now.step]
+    return past if past and past[-1][1:] == now[1:] else [*past, now]
+
+
+class Saved(NamedTuple):
+    """What a loader goes on from."""
+
+    step: int
+    history: list[Segment]
+    lanes: dict[int, State]
+
+
+def pack_state(pipeline: str, lanes: Mapping[str, str], *, step: int, history: Sequence[Segment]) -> State:
+    """One rank's state: its lanes, a description of all that their order depends on, and the run's history."""
     return {
         "version": VERSION,
         "step": step,
-        "rank": rank,
-        "world_size": world_size,
-        "pipeline": description,
+        "history": [list(segment) for segment in history],
+        "pipeline": pipeline,
         "lanes": dict(lanes),
     }
 
 
-def unpack_states(
-    states: State | Sequence[State], description: State, lanes: Sequence[int]
-) -> tuple[int, dict[str, State]]:
-    """The step and the states of these lanes, from one rank's state or from those of several ranks.
+def unpack_states(states: State | Sequence[State], description: State, lanes: Sequence[int]) -> Saved:
+    """What is saved of these lanes, from one rank's state or from those of several ranks.
 
     Raises if they do not belong here, or not together.
     """
     if not isinstance(states, Mapping | list | tuple):
         raise StateError(f"a state is a dict, or the list of all ranks' dicts, not {type(states).__name__}")
     many = [states] if isinstance(states, Mapping) else list(states)
-    found: dict[str, State] = {}
+    wanted = set(map(str, lanes))
+    found: dict[str, str] = {}
     for state in many:
         _check(state, description)
-        if state["step"] != many[0]["step"]:
-            raise StateError(
-                f"the states are of different steps: rank {many[0]['rank']} of step {many[0]['step']}, "
-                f"rank {state['rank']} of step {state['step']}; give those of one step"
-            )
-        for lane in state["lanes"]:
-            mine = part(state["lanes"], lane) or {}
-            if found.setdefault(lane, mine) != mine:
+        for name, what in (("step", "of different steps"), ("history", "of runs with another past")):
+            if state[name] != many[0][name]:
+                raise StateError(
+                    f"the states are {what}: {name} {many[0][name]} and {state[name]}; "
+                    "give those of one step of one run"
+                )
+        for lane in wanted & state["lanes"].keys():
+            if found.setdefault(lane, state["lanes"][lane]) != state["lanes"][lane]:
                 raise StateError(f"lane {lane} is in two states, at different places; give the states of one run")
     missing = [lane for lane in lanes if str(lane) not in found]
     if missing:
-        of = ", ".join(f"rank {state['rank']} of {state['world_size']}" for state in many[:4]) or "none"
+        given = sorted({int(lane) for state in many for lane in state["lanes"]})
         raise StateError(
-            f"no state for lane {_few(missing)}: given were the states of {of}; "
-            "on another number of ranks, give the list of all ranks' states"
+            f"no state for lane {_few(missing)}: given were lanes {_few(given) or 'none'}"
+            + (f", saved by one of {many[0]['history'][-1][1]} ranks" if len(many) == 1 else "")
+            + "; on another number of ranks, give the list of all ranks' states"
         )
-    return many[0]["step"], {str(lane): found[str(lane)] for lane in lanes}
+    step = many[0]["step"] if many else 0
+    history = [Segment(*segment) for segment in many[0]["history"]] if many else []
+    return Saved(step, history, {lane: _lane(lane, found[str(lane)], step) for lane in lanes})
+
+
+def _lane(lane: int, text: str, step: int) -> State:
+    """The state of one lane."""
+    try:
+        state = dict(json.loads(text))
+    except (TypeError, ValueError):
+        raise StateError(f"the state of lane {lane} is not JSON: it is torn or was edited") from None
+    if number(state, "step") != step:
+        raise StateError(
+            f"the state of lane {lane} is of step {state['step']} and the others are of step {step}: "
+            "they were not saved together"
+        )
+    return state
 
 
 def _check(state: Any, description: State) -> None:
@@ -61,11 +111,12 @@ def _check(state: Any, description: State) -> None:
             f"the state has version {state['version']} and this fmsdata reads version {VERSION}; "
             + ("use a newer fmsdata" if state["version"] > VERSION else "use the fmsdata that wrote it")
         )
-    if torn := [name for name in ("pipeline", "lanes") if not isinstance(state.get(name), Mapping)]:
-        raise StateError(f"the state lacks {', '.join(torn)}: it is torn or was edited")
-    for name in ("step", "rank", "world_size"):
-        number(dict(state), name)
-    saved = state["pipeline"]
+    number(dict(state), "step")
+    saved = _pipeline(state)
+    if not isinstance(state.get("lanes"), Mapping) or not all(str(lane).isdecimal() for lane in state["lanes"]):
+        raise StateError("the state has no lanes: it is torn or was edited")
+    if not _is_history(state.get("history")):
+        raise StateError(f"the state's history is {state.get('history')!r}: it is torn or was edited")
     for name, why in (
         ("seed", "the order of everything follows from it"),
         ("lanes", "it is fixed for a run"),
@@ -77,6 +128,24 @@ def _check(state: Any, description: State) -> None:
     differences = list(_compare(saved.get("lines"), description["lines"], ""))
     if differences:
         raise StateError("the state belongs to another pipeline: " + "; ".join(differences))
+
+
+def _pipeline(state: Mapping[str, Any]) -> State:
+    try:
+        return dict(json.loads(state["pipeline"]))
+    except (KeyError, TypeError, ValueError):
+        raise StateError("the state does not tell its pipeline: it is torn or was edited") from None
+
+
+def _is_history(history: Any) -> bool:
+    return (
+        isinstance(history, list)
+        and bool(history)
+        and all(
+            isinstance(segment, list) and len(segment) == 3 and all(type(one) is int and one >= 0 for one in segment)
+            for segment in history
+        )
+    )
 
 
 def _compare(saved: Any, now: Any, where: str) -> Iterator[str]:

@@ -1,18 +1,21 @@
 """Files and folders: the only module that touches them. Shards are mapped into memory, never read whole.
 
-For now every path is a local one; object stores come in through the same few functions.
+For now shards are local; checkpoints go to any filesystem that fsspec knows.
 """
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
+import fsspec
 import pyarrow as pa
+from fsspec.implementations.local import LocalFileSystem
 
-from fmsdata.errors import ConfigError, DataError
+from fmsdata.errors import ConfigError, DataError, FmsdataError
 
 Opened = TypeVar("Opened")
 SMALL = 1 << 16
@@ -104,3 +107,104 @@ class Recent(Generic[Opened]):
         if len(self._kept) > self._limit:
             self._kept.popitem(last=False)
         return opened
+
+
+class Folder:
+    """A folder of small files on any fsspec filesystem, written whole or not at all.
+
+    Whatever goes wrong is raised as `error`, with the file and the cause.
+    """
+
+    def __init__(
+        self, url: str | os.PathLike[str], options: Mapping[str, Any], error: Callable[[str], FmsdataError]
+    ) -> None:
+        if not isinstance(url, str | os.PathLike) or not os.fspath(url):
+            raise ConfigError(f"path is {url!r}; it must be the path of a folder")
+        self._url, self._error = os.fspath(url).rstrip("/"), error
+        try:
+            self._files, self._root = fsspec.core.url_to_fs(os.fspath(url), **options)
+        except (ValueError, ImportError, TypeError) as cause:
+            raise ConfigError(f"path {self._url!r} can't be used: {cause}") from None
+        self._local = isinstance(self._files, LocalFileSystem)
+
+    def __str__(self) -> str:
+        return self._url
+
+    def folders(self) -> list[str]:
+        """The names of the folders in it."""
+        return sorted(name for name, size in self._list("").items() if size is None)
+
+    def files(self, folder: str) -> dict[str, int]:
+        """The files in a folder of it, and their sizes. Hidden ones, which may be unfinished, are left out."""
+        listed = self._list(folder)
+        return {name: size for name, size in listed.items() if size is not None and not name.startswith(".")}
+
+    def _list(self, folder: str) -> dict[str, int | None]:
+        path = f"{self._root}/{folder}".rstrip("/")
+        with self._told(f"{folder}: can't be listed"):
+            try:
+                entries = self._files.ls(path, detail=True, refresh=True)
+            except FileNotFoundError:
+                return {}
+            if self._local and not os.path.isdir(path):
+                raise NotADirectoryError("it is a file, not a folder")
+            return {
+                one["name"].rstrip("/").rpartition("/")[2]: None if one["type"] == "directory" else one["size"]
+                for one in entries
+                if one["name"].rstrip("/") != path
+            }
+
+    def read(self, name: str) -> bytes:
+        with self._told(f"{name}: can't be read"):
+            return bytes(self._files.cat_file(f"{self._root}/{name}"))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file, whole or not at all. On object stores that is what writing does."""
+        path = f"{self._root}/{name}"
+        with self._told(f"{name}: can't be written"):
+            if self._local:
+                _write_whole(Path(path), data)
+            else:
+                self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+                self._files.pipe_file(path, data)
+
+    def remove(self, folder: str, first: str) -> None:
+        """Remove a folder, one file of it first. What another process has removed already is no matter."""
+        path = f"{self._root}/{folder}"
+        with self._told(f"{folder}: can't be removed"):
+            for name in sorted(self._list(folder), key=lambda name: (name != first, name)):
+                with suppress(FileNotFoundError):
+                    self._files.rm(f"{path}/{name}", recursive=True)
+            with suppress(FileNotFoundError, OSError):
+                self._files.rmdir(path)
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except FmsdataError:
+            raise
+        except Exception as cause:  # every filesystem has errors of its own
+            reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+            raise self._error(f"{self._url}/{what}: {reason}") from cause
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Write a file under another name, and give it its own when all of it is on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except BaseException:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise

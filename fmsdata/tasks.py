@@ -19,6 +19,10 @@ class Task(Protocol):
     def extra_tokens(self) -> int:
         """How many tokens a line is longer than what the model sees."""
 
+    @property
+    def needs_lines(self) -> bool:
+        """Whether it looks at `batch.lines`. If not, worker processes need not send them."""
+
     def __call__(self, batch: Batch) -> dict[str, torch.Tensor]: ...
 
 
@@ -31,6 +35,7 @@ class CausalLM:
 
     prompt_len: int = 0
     extra_tokens: int = 1
+    needs_lines: bool = False
 
     def __post_init__(self) -> None:
         whole("prompt_len", self.prompt_len)

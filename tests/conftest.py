@@ -1,5 +1,6 @@
 """Small corpora of every kind, made anew for each test."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ CONFIG: dict[str, Any] = {
     "pack": {"seq_len": 16},
     "shuffle": {"window": 8},
     "lanes": 24,
-    "loader": {"batch_size": 1, "outputs": ["provenance", "epochs"]},
+    "loader": {"batch_size": 1, "outputs": ["provenance", "epochs"], "prefetch": 1},
 }
 
 
@@ -69,3 +70,17 @@ def maker(root: Path, **overrides: Any) -> MakeLoader:
         return make_loader(config, data, rank=rank, world_size=world_size)
 
     return make
+
+
+def opened(state: dict[str, Any]) -> dict[str, Any]:
+    """A state whose JSON texts are data, so that a test can look into it and change it."""
+    lanes = {lane: json.loads(text) for lane, text in state["lanes"].items()}
+    return {**state, "pipeline": json.loads(state["pipeline"]), "lanes": lanes}
+
+
+def closed(state: dict[str, Any]) -> dict[str, Any]:
+    """The reverse, as far as there is still something to turn into text."""
+    lanes = state["lanes"]
+    if isinstance(lanes, dict):
+        lanes = {lane: json.dumps(one) for lane, one in lanes.items()}
+    return {**state, "pipeline": json.dumps(state["pipeline"]), "lanes": lanes}

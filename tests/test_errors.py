@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import CONFIG, documents, maker, write_source
+from conftest import CONFIG, closed, documents, maker, opened, write_source
 
 import fmsdata
 from fmsdata import ConfigError, CountsError, DataError, StateError
@@ -36,7 +36,9 @@ def build(root: Path, overrides: dict[str, Any] | None = None, **ranks: Any) -> 
         ({"pack.pad": 1}, r"pad=1 is only for pack mode 'pad'"),
         ({"documents.bos": -1}, r"bos is -1"),
         ({"loader.batch_size": 0}, r"batch_size is 0"),
-        ({"loader.num_workers": 2}, r"num_workers is 2.* use 0"),
+        ({"loader.num_workers": -1}, r"num_workers is -1"),
+        ({"loader.prefetch": -1}, r"prefetch is -1"),
+        ({"loader.multiprocessing_context": "thread"}, r"multiprocessing_context is 'thread'; use one of 'fork'"),
         ({"loader.outputs": ["documents"]}, r"unknown output 'documents'.*document_ids"),
         ({"task.prompt_len": -1}, r"prompt_len is -1"),
         ({"task": "masked"}, r"task.name: .*'masked'"),
@@ -45,7 +47,11 @@ def build(root: Path, overrides: dict[str, Any] | None = None, **ranks: Any) -> 
         ({"sources.web.wieght": 3}, r"sources.web.wieght: unknown key; did you mean 'weight'"),
         ({"seed.x": 3}, r"override 'seed.x': 'seed' is a value"),
         ({"phases": [{"until_tokens": 5}]}, r"phases: .*not available yet"),
-        ({"checkpoint": {"path": "x"}}, r"checkpoint: .*not available yet"),
+        ({"checkpoint": {"path": "x", "every": 0}}, r"every is 0"),
+        ({"checkpoint": {"path": "x", "keep": 0}}, r"keep is 0"),
+        ({"checkpoint": {"path": ""}}, r"path is ''"),
+        ({"checkpoint": {"path": "nosuch://x"}}, r"nosuch"),
+        ({"checkpoint": {"path": "x", "evry": 3}}, r"checkpoint.evry: unknown key; did you mean 'every'"),
         ({"path": "s3://bucket/corpus"}, r"s3:// is not available yet"),
     ],
     ids=str,
@@ -185,18 +191,22 @@ def test_the_state_of_other_data_says_which_source_changed_and_how(corpus: Path,
 
 def test_a_state_of_the_future_a_torn_one_and_none_at_all_are_refused(corpus: Path, saved: dict[str, Any]) -> None:
     loader = maker(corpus)(0, 1)
-    with pytest.raises(StateError, match="version 2 and this fmsdata reads version 1; use a newer fmsdata"):
-        loader.load_state_dict({**saved, "version": 2})
-    with pytest.raises(StateError, match="lacks lanes"):
+    with pytest.raises(StateError, match="version 3 and this fmsdata reads version 2; use a newer fmsdata"):
+        loader.load_state_dict({**saved, "version": 3})
+    with pytest.raises(StateError, match="has no lanes"):
         loader.load_state_dict({name: value for name, value in saved.items() if name != "lanes"})
     with pytest.raises(StateError, match="no version"):
         loader.load_state_dict({})
     for nothing in (None, 3, "state", [3]):
         with pytest.raises(StateError):
             loader.load_state_dict(nothing)  # type: ignore[arg-type]
-    del saved["lanes"]["5"]["anchor"]["below"]
+    state = opened(saved)
+    del state["lanes"]["5"]["anchor"]["below"]
     with pytest.raises(StateError, match="lane 5 can't be used: 'below' is None"):
-        loader.load_state_dict(saved)
+        loader.load_state_dict(closed(state))
+    for text in ("", "{", "[]", None, 3, saved["lanes"]["5"][:-1]):
+        with pytest.raises(StateError, match="lane 5|step"):
+            loader.load_state_dict({**saved, "lanes": {**saved["lanes"], "5": text}})
 
 
 def test_missing_lanes_and_mixed_steps_are_refused(corpus: Path) -> None:
@@ -210,21 +220,27 @@ def test_missing_lanes_and_mixed_steps_are_refused(corpus: Path) -> None:
     with pytest.raises(StateError, match="no state for lane"):
         make(0, 1).load_state_dict([])
     next(iter(loaders[0]))
-    with pytest.raises(StateError, match="different steps: rank 0 of step 1, rank 0 of step 2"):
+    with pytest.raises(StateError, match="different steps: step 1 and 2"):
         make(0, 1).load_state_dict([*states, loaders[0].state_dict()])
-    with pytest.raises(StateError, match="different steps: rank 0 of step 2, rank 1 of step 1"):
+    with pytest.raises(StateError, match="different steps: step 2 and 1"):
         make(0, 1).load_state_dict([loaders[0].state_dict(), states[1]])
     with pytest.raises(StateError, match=r"lane \d+ is in two states"):
         make(0, 1).load_state_dict([*states, {**loaders[0].state_dict(), "step": 1}])
+    with pytest.raises(StateError, match=r"lane 0 is of step 2 and the others are of step 1"):
+        make(0, 1).load_state_dict([{**loaders[0].state_dict(), "step": 1}, states[1]])
+    other = make(0, 3)
+    next(iter(other))
+    with pytest.raises(StateError, match="another past"):
+        make(0, 1).load_state_dict([*states, other.state_dict()])
 
 
-def torn(state: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+def torn(saved: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     *parents, last = path.split("/")
-    inner = state
+    inner = state = opened(saved)
     for parent in parents:
         inner = inner[parent]
     inner[last] = value
-    return state
+    return closed(state)
 
 
 @pytest.mark.parametrize("value", [None, {}, [], "3", -3, 2.5, True, 10**40, 10**9], ids=str)
@@ -232,11 +248,13 @@ def torn(state: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     "path",
     [
         "step",
+        "history",
         "pipeline",
         "pipeline/lines",
         "pipeline/seed",
         "lanes",
         "lanes/5",
+        "lanes/5/step",
         "lanes/5/skip",
         "lanes/5/lines",
         "lanes/5/anchor",

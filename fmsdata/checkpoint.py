@@ -1,0 +1,194 @@
+"""Checkpoints of the loader: each rank writes its own lanes, and no rank talks to another.
+
+`<path>/step-<n>/` holds one file per rank, `rank-<r>-of-<W>.<course>.<size>.json`. The course is a digest of the
+run's history and pipeline, so that files which were not written together are told apart; the size tells a file
+that is not whole. So a listing is enough to know whether a checkpoint is complete, every rank comes to the same
+conclusion, and reads only the files that hold its lanes.
+
+The rank that finds a checkpoint complete after writing its own file marks it so, and removes the oldest ones.
+"""
+
+import hashlib
+import json
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fmsdata.arguments import whole
+from fmsdata.errors import CheckpointError, FmsdataWarning
+from fmsdata.stage import State
+from fmsdata.storage import Folder
+
+STEP = re.compile(r"step-(0|[1-9][0-9]*)")
+FILE = re.compile(r"rank-([0-9]+)-of-([0-9]+)\.([0-9a-f]{8})\.([0-9]+)\.json")
+MARK = "complete"  # a file that tells that the checkpoint was complete once
+
+
+class Checkpoints:
+    """A folder of checkpoints on any fsspec filesystem.
+
+    `every` so many steps of the trainer the loader saves itself (None: only on request); `keep` complete ones are
+    kept (None: all). With `on_sigterm`, it also does when the scheduler ends the job.
+
+    >>> checkpoints = Checkpoints("s3://bucket/run/loader", every=1000, keep=3)               # doctest: +SKIP
+    >>> loader = StatefulDataLoader(data, batch_size=8, checkpoint=checkpoints)               # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        every: int | None = None,
+        keep: int | None = 3,
+        on_sigterm: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.every = None if every is None else whole("every", every, least=1)
+        self.keep = None if keep is None else whole("keep", keep, least=1)
+        self.on_sigterm = on_sigterm
+        self._folder = Folder(path, storage_options or {}, CheckpointError)
+
+    def is_due(self, step: int) -> bool:
+        """Whether the loader saves itself after this step."""
+        return self.every is not None and step > 0 and step % self.every == 0
+
+    def save(self, state: State, rank: int, world_size: int) -> str:
+        """Write one rank's state, and tell where. A failure leaves all that was there as it was."""
+        body = json.dumps(state).encode()
+        text = json.dumps({"format": "fmsdata loader", "sha256": _digest(body)}).encode() + b"\n" + body
+        name = f"rank-{rank}-of-{world_size}.{_course(state)}.{len(text)}.json"
+        folder = f"step-{state['step']}"
+        self._folder.write(f"{folder}/{name}", text)
+        if self._survey(state["step"]).files:
+            self._folder.write(f"{folder}/{MARK}", b"")
+            self._prune(state["step"])
+        return f"{self._folder}/{folder}/{name}"
+
+    def load(self, lanes: Sequence[int], step: int | None = None) -> list[State] | None:
+        """The states that hold these lanes, of the newest complete checkpoint or of a given step.
+
+        None if there is nothing to go on from. Raises if there was something, and it is damaged.
+        """
+        steps = self.steps()
+        if step is not None:
+            self._require_newest(step, steps)
+        problems: list[str] = []
+        was_complete = False
+        for one in [step] if step is not None else steps:
+            survey = self._survey(one)
+            if survey.files:
+                if problems:
+                    warnings.warn(
+                        f"going on from {self._folder}/step-{one}: " + "; ".join(problems), FmsdataWarning, stacklevel=4
+                    )
+                return self._read(one, survey.files, lanes)
+            problems.append(f"step-{one} can't be used, {survey.problem}")
+            was_complete |= survey.was_complete
+        if was_complete or step is not None:
+            raise CheckpointError(
+                f"{self._folder}: no checkpoint is complete: {'; '.join(problems)}; "
+                "bring the files back, or give another folder to start from the beginning"
+            )
+        if problems:
+            warnings.warn(
+                f"starting from the beginning: {self._folder} has no complete checkpoint and never had one: "
+                + "; ".join(problems),
+                FmsdataWarning,
+                stacklevel=4,
+            )
+        return None
+
+    def steps(self) -> list[int]:
+        """The steps that have a folder, newest first. Not all of them need be complete."""
+        return sorted((int(m[1]) for name in self._folder.folders() if (m := STEP.fullmatch(name))), reverse=True)
+
+    def is_complete(self, step: int) -> bool:
+        """Whether every lane of this step is there."""
+        return bool(self._survey(step).files)
+
+    def _survey(self, step: int) -> "_Survey":
+        """What a listing tells of a checkpoint."""
+        listed = self._folder.files(f"step-{step}")
+        sets: dict[tuple[int, str], dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+        torn = []
+        for name, size in sorted(listed.items()):
+            if match := FILE.fullmatch(name):
+                rank, world_size, course, told = match.groups()
+                if int(told) != size:
+                    torn.append(f"{name} has {size} bytes")
+                else:
+                    sets[int(world_size), course][int(rank)].append(name)
+        whole = {
+            key: {rank: names[0] for rank, names in files.items()}
+            for key, files in sets.items()
+            if files.keys() == set(range(key[0])) and all(len(names) == 1 for names in files.values())
+        }
+        if len(whole) > 1:
+            problem = "it is there more than once, from runs of another course: remove the files of one"
+        elif torn:
+            problem = f"it is torn: {torn[0]}"
+        elif sets:
+            (world_size, _), files = max(sets.items(), key=lambda one: len(one[1]))
+            missing = [rank for rank in range(world_size) if rank not in files]
+            problem = f"rank {missing[0]} of {world_size} is missing" if missing else "a rank is there twice"
+        else:
+            problem = "it holds no file of a loader"
+        return _Survey(next(iter(whole.values())) if len(whole) == 1 else {}, problem, MARK in listed)
+
+    def _read(self, step: int, files: Mapping[int, str], lanes: Sequence[int]) -> list[State]:
+        return [self._read_file(f"step-{step}/{files[rank]}") for rank in sorted({lane % len(files) for lane in lanes})]
+
+    def _read_file(self, path: str) -> State:
+        header, _, body = self._folder.read(path).partition(b"\n")
+        try:
+            if json.loads(header)["sha256"] != _digest(body):
+                raise ValueError("its checksum is wrong")
+            return dict(json.loads(body))
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{self._folder}/{path} is damaged: {error}; "
+                f"remove {path.partition('/')[0]} to go on from the checkpoint before it"
+            ) from None
+
+    def _require_newest(self, step: int, steps: Sequence[int]) -> None:
+        newer = [one for one in steps if one > step and self._survey(one).files]
+        if newer:
+            raise CheckpointError(
+                f"{self._folder}: step-{newer[0]} is newer than step-{step}, and the next resume would take it; "
+                f"move {', '.join(f'step-{one}' for one in newer)} away to go back to step {step}"
+            )
+
+    def _prune(self, newest: int) -> None:
+        complete = [step for step in self.steps() if self._survey(step).files]
+        if complete[0] > newest:
+            warnings.warn(
+                f"{self._folder}/step-{complete[0]} is newer than step {newest}, and the next resume would take it; "
+                "move it away if that run is given up",
+                FmsdataWarning,
+                stacklevel=5,
+            )
+        if self.keep is not None and len(complete) > self.keep:
+            oldest = complete[self.keep - 1]
+            for step in self.steps():
+                if step < oldest:
+                    self._folder.remove(f"step-{step}", first=MARK)
+
+
+@dataclass(frozen=True)
+class _Survey:
+    files: Mapping[int, str]  # by rank, if the checkpoint is complete
+    problem: str
+    was_complete: bool
+
+
+def _course(state: State) -> str:
+    """What the states that belong together have in common."""
+    told = json.dumps([state["history"], state["pipeline"]]).encode()
+    return hashlib.blake2b(told, digest_size=4).hexdigest()
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()

@@ -1,0 +1,162 @@
+"""Feeds: where a loader's batches come from, and the thread that makes them ahead of time.
+
+A feed gives batch after batch, together with the samples that are in it and the anchors that were passed on the
+way. The loader keeps account of those when it hands a batch out, so whatever was read ahead does not count.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from fmsdata.batch import OUTPUTS, Batch, collect
+from fmsdata.lanes import Anchor, Lanes, Turns
+from fmsdata.tasks import Task
+
+PATIENCE_SECONDS = 2.0  # for a thread to end by itself
+CHECK_SECONDS = 0.5  # how often who waits for a batch looks whether one can still come
+
+
+class Taken(NamedTuple):
+    """Lines for a batch: which samples they are, and the anchors that their lanes passed."""
+
+    batch: Batch
+    samples: list[int]
+    anchors: list[Anchor]
+
+
+class Made(NamedTuple):
+    """A batch as the trainer gets it."""
+
+    fields: dict[str, Any]
+    samples: list[int]
+    anchors: list[Anchor]
+
+
+class Feed(Protocol):
+    """Gives the lines of one batch after the other."""
+
+    def next(self) -> Taken: ...
+
+    def check(self) -> None:
+        """Raise if nothing more can come."""
+
+    def close(self) -> None:
+        """End all that works for this feed."""
+
+    def abort(self) -> None:
+        """The same at once, called from another thread, perhaps while `next` waits for something."""
+
+
+class LocalFeed:
+    """Lines that this process reads itself."""
+
+    def __init__(self, lanes: Lanes, turns: Turns, batch_size: int, extra_tokens: int) -> None:
+        self._lanes, self._turns = lanes, turns
+        self._batch_size, self._extra_tokens = batch_size, extra_tokens
+
+    def next(self) -> Taken:
+        samples = self._turns.take(self._batch_size)
+        rows, anchors = self._lanes.take(samples)
+        return Taken(collect(rows, self._extra_tokens), samples, anchors)
+
+    def check(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Make:
+    """Turns lines into what the trainer gets."""
+
+    task: Task
+    outputs: tuple[str, ...]
+    pin_memory: bool
+
+    def __call__(self, taken: Taken) -> Made:
+        batch = taken.batch
+        fields = {**self.task(batch), **{name: OUTPUTS[name](batch) for name in self.outputs}}
+        if self.pin_memory:
+            fields = {name: one.pin_memory() if isinstance(one, torch.Tensor) else one for name, one in fields.items()}
+        return Made(fields, taken.samples, taken.anchors)
+
+
+class Direct:
+    """Makes each batch when it is asked for."""
+
+    def __init__(self, open_feed: Callable[[], Feed], make: Make) -> None:
+        self._feed, self._make = open_feed(), make
+
+    def next(self) -> Made:
+        return self._make(self._feed.next())
+
+    def close(self) -> None:
+        self._feed.close()
+
+
+class ReadAhead:
+    """Makes batches in a thread, up to `depth` ahead of who takes them."""
+
+    def __init__(self, open_feed: Callable[[], Feed], make: Make, depth: int) -> None:
+        self._queue: queue.Queue[Made | BaseException] = queue.Queue(depth)
+        self._stop = threading.Event()
+        self._feed: Feed | None = None
+        self._broken = False
+        # A thread must not keep the interpreter from ending; `close` ends it before that, in good order.
+        self._thread = threading.Thread(
+            target=self._run, args=(open_feed, make), name="fmsdata-read-ahead", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, open_feed: Callable[[], Feed], make: Make) -> None:
+        try:
+            self._feed = open_feed()
+            while not self._stop.is_set():
+                self._queue.put(make(self._feed.next()))
+        except BaseException as error:
+            if not self._stop.is_set():
+                self._queue.put(error)
+        finally:
+            if self._feed is not None:
+                self._feed.close()
+
+    def next(self) -> Made:
+        while True:
+            try:
+                made = self._queue.get(timeout=CHECK_SECONDS)
+            except queue.Empty:
+                self._check()
+                continue
+            if isinstance(made, BaseException):
+                raise made
+            return made
+
+    def _check(self) -> None:
+        try:
+            if self._feed is not None:
+                self._feed.check()
+        except BaseException:
+            self._broken = True
+            raise
+
+    def close(self) -> None:
+        """End the thread and its feed. One that takes long, because somebody's function does, ends later by itself."""
+        self._stop.set()
+        began = time.monotonic()
+        while self._thread.is_alive():
+            while not self._queue.empty():  # the thread may wait for room
+                self._queue.get_nowait()
+            self._thread.join(0.02)
+            if self._broken or time.monotonic() > began + PATIENCE_SECONDS:
+                if self._feed is not None:
+                    self._feed.abort()
+                return

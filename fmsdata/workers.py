@@ -1,0 +1,366 @@
+"""Worker processes: lanes read beside the trainer, on top of torch's own DataLoader.
+
+The lanes of a rank are dealt out to its workers. All of them, and the loader, know whose turn it is, so the
+stream is the same for any number of workers. It comes in rounds of a few batches: in each round a worker sends
+one piece, the lines that it has in those batches. The tokens of a piece go through shared memory, in the type
+that the shards have; only what describes them goes through torch's queue.
+
+A worker has one memory more than the pieces that torch asks it for in advance. So, when it is asked to fill a
+memory again, the loader has taken the piece that was in it.
+"""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from fmsdata.batch import Batch, check_lengths, gather, join_lines, padding_of
+from fmsdata.chunk import Chunk
+from fmsdata.errors import ConfigError, FmsdataError, WorkerError
+from fmsdata.feed import Taken
+from fmsdata.lanes import Anchor, Places, Rescalable
+from fmsdata.readers import Tokens
+from fmsdata.shared import SharedMemory
+
+PREFETCH = 2  # pieces that torch asks each worker for in advance
+ROUND_TOKENS = 1 << 18  # of all workers together
+NOTE_BYTES = 1024
+ORPHAN_SECONDS = 1.0  # how often a worker looks whether the trainer is still there
+
+
+class Piece(NamedTuple):
+    """What a worker has in a round. Its tokens are in shared memory."""
+
+    length: int  # of a line
+    dtype: str
+    padding: list[int]  # of each line
+    lines: Chunk | None  # without tokens, and only if they are needed
+    anchors: list[Anchor]
+    failure: "Failure | None" = None  # what kept the rest of the lines from coming
+
+
+class Failure(NamedTuple):
+    """An error in a worker, in a form that can be sent."""
+
+    kind: type[Exception]
+    message: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failure":
+        kind = type(error)
+        try:  # what can't be sent would be lost, and the loader would wait for ever
+            pickle.dumps(kind)
+            kind(str(error))
+        except Exception:
+            kind = RuntimeError
+        return cls(kind, str(error), "".join(traceback.format_exception(error)))
+
+    def raised(self, where: str) -> Exception:
+        error = self.kind(self.message)
+        error.add_note(f"in {where}")
+        if not isinstance(error, FmsdataError):
+            error.add_note(self.traceback)
+        return error
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all workers of a rank are told."""
+
+    data: Rescalable
+    places: Places
+    batch_size: int
+    needs_lines: bool
+    parent: int | None  # the process that must be there; None: whichever it is at the start
+    memories: list[list[SharedMemory]]  # of each worker
+    notes: list[SharedMemory]  # what each worker is reading
+
+    @property
+    def lanes(self) -> list[int]:
+        return list(self.places.lines)
+
+    @property
+    def workers(self) -> int:
+        return len(self.notes)
+
+    def batches_in_round(self, number: int, line_length: int) -> int:
+        """Few at first, so that the first batch comes soon."""
+        most = max(1, ROUND_TOKENS // (self.batch_size * line_length))
+        return most if number >= most.bit_length() else 1 << number
+
+    def worker_of_lane(self) -> dict[int, int]:
+        return {lane: i % self.workers for i, lane in enumerate(self.lanes)}
+
+
+class _Worker(IterableDataset[Piece]):
+    """One worker's pieces, endlessly. Runs in the worker."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def __iter__(self) -> Iterator[Piece]:
+        work, info = self._work, get_worker_info()
+        if info is None:
+            raise RuntimeError("this is for worker processes")
+        note, pid = work.notes[info.id], os.getpid()
+        _keep_company(work.parent)
+
+        def reading(what: str) -> None:
+            note.write(f"{pid} {what}".encode()[:NOTE_BYTES].ljust(NOTE_BYTES))
+
+        reading("nothing yet")
+        mine = [lane for lane, worker in work.worker_of_lane().items() if worker == info.id]
+        states = work.places.states(mine)
+        failure: Failure | None = None
+        try:
+            lanes = work.data.start(mine, states, reading)
+            length = lanes.line_length()
+        except Exception as error:
+            yield Piece(0, "", [], None, [], Failure.of(error))
+            return
+        turns, own = work.places.turns(), set(mine)
+        number = 0
+        while failure is None:
+            count = work.batches_in_round(number, length) * work.batch_size
+            rows, anchors = [], []
+            try:
+                for sample in turns.take(count):
+                    if sample % work.data.lanes in own:
+                        some, passed = lanes.take([sample])
+                        rows += some
+                        anchors += passed
+            except Exception as error:
+                failure = Failure.of(error)
+            memories = work.memories[info.id]
+            try:
+                piece = self._send(rows, anchors, failure, length, memories[number % len(memories)])
+            except Exception as error:
+                failure = Failure.of(error)
+                piece = Piece(0, "", [], None, [], failure)
+            yield piece
+            number += 1
+
+    def _send(
+        self, rows: list[Any], anchors: list[Anchor], failure: Failure | None, length: int, memory: SharedMemory
+    ) -> Piece:
+        if not rows:
+            return Piece(length, "", [], None, anchors, failure)
+        tokens = gather(rows)
+        memory.write(tokens.reshape(-1).view(np.uint8).data)
+        lines = _without_tokens(join_lines(rows)) if self._work.needs_lines else None
+        return Piece(tokens.shape[1], tokens.dtype.str, padding_of(rows), lines, anchors, failure)
+
+
+def _without_tokens(lines: Chunk) -> Chunk:
+    lines = lines.compact()
+    nothing = np.empty(0, np.uint8)
+    return Chunk([replace(buffer, tokens=nothing) for buffer in lines.buffers], lines.spans, lines.first)
+
+
+def _keep_company(parent: int | None) -> None:
+    """Leave interrupts to the trainer, who decides what they mean, and end when it is gone, however it ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    expected = os.getppid() if parent is None else parent
+
+    def watch() -> None:
+        while os.getppid() == expected:
+            time.sleep(ORPHAN_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _as_it_is(piece: Any) -> Any:
+    return piece
+
+
+class WorkerFeed:
+    """Lines that worker processes read."""
+
+    def __init__(
+        self,
+        data: Rescalable,
+        places: Places,
+        *,
+        workers: int,
+        batch_size: int,
+        extra_tokens: int,
+        needs_lines: bool,
+        context: str | None,
+    ) -> None:
+        method = context or multiprocessing.get_start_method()
+        self._work = Work(
+            data,
+            places,
+            batch_size,
+            needs_lines,
+            parent=None if method == "forkserver" else os.getpid(),
+            memories=[[SharedMemory() for _ in range(PREFETCH + 1)] for _ in range(workers)],
+            notes=[SharedMemory() for _ in range(workers)],
+        )
+        self._extra_tokens = extra_tokens
+        self._turns = places.turns()
+        self._worker_of_lane = self._work.worker_of_lane()
+        self._round = 0
+        self._batches_left = 0
+        self._received: list[_Received] = []  # of this round, by worker
+        self._ahead: dict[int, deque[Anchor]] = {lane: deque() for lane in places.lines}  # received, not passed yet
+        self._children: list[Any] = []
+        # torch would have signals of dying workers raise errors in the middle of whatever the trainer does. It does
+        # not where it is started by a thread, and the trainer learns of them here.
+        if threading.current_thread() is threading.main_thread():
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(self._start, method).result()
+        else:
+            self._start(method)
+
+    def _start(self, method: str) -> None:
+        loader = DataLoader(
+            _Worker(self._work),
+            batch_size=None,
+            num_workers=self._work.workers,
+            prefetch_factor=PREFETCH,
+            collate_fn=_as_it_is,
+            multiprocessing_context=method,
+            generator=torch.Generator(),  # torch would draw from the trainer's
+        )
+        before = multiprocessing.active_children()
+        try:
+            self._source: Iterator[Piece] = iter(loader)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"the pipeline can't be sent to processes that are started by {method!r}: {error}; "
+                "define functions and classes in a module, or use multiprocessing_context='fork'"
+            ) from None
+        self._children = [child for child in multiprocessing.active_children() if child not in before]
+
+    def next(self) -> Taken:
+        if not self._batches_left:
+            self._next_round()
+        self._batches_left -= 1
+        lanes = self._work.data.lanes
+        samples = self._turns.take(self._work.batch_size)
+        rows: list[list[int]] = [[] for _ in self._received]  # of the batch, by worker
+        passed: list[Anchor] = []
+        for row, sample in enumerate(samples):
+            lane, lines = sample % lanes, sample // lanes + 1
+            rows[self._worker_of_lane[lane]].append(row)
+            ahead = self._ahead[lane]
+            while ahead and ahead[0].lines <= lines:
+                passed.append(ahead.popleft())
+        parts = [received.take(len(some)) for received, some in zip(self._received, rows, strict=True)]
+        return Taken(_assemble(parts, rows, self._extra_tokens), samples, passed)
+
+    def _next_round(self) -> None:
+        self._received = []
+        for worker in range(self._work.workers):
+            try:
+                piece = next(self._source)
+            except (RuntimeError, OSError):  # what torch raises when a worker is gone
+                self.check()
+                raise
+            if piece.failure and not piece.length:
+                raise piece.failure.raised(self._name(worker))
+            memories = self._work.memories[worker]
+            self._received.append(_Received(piece, memories[self._round % len(memories)], self._name(worker)))
+            for anchor in piece.anchors:
+                self._ahead[anchor.lane].append(anchor)
+        lengths = [received.piece.length for received in self._received]
+        check_lengths(lengths)
+        self._batches_left = self._work.batches_in_round(self._round, lengths[0])
+        self._round += 1
+
+    def check(self) -> None:
+        """Raise if a worker is gone."""
+        told = {}
+        for worker, note in enumerate(self._work.notes):
+            pid, _, what = bytes(note.read(NOTE_BYTES)).decode(errors="replace").strip(" \0").partition(" ")
+            told[pid] = self._name(worker), what
+        for child in self._children:
+            if child.exitcode is not None:
+                who, what = told.get(str(child.pid), ("a worker", "nothing yet"))
+                raise WorkerError(
+                    f"{who} (process {child.pid}) {_ending(child.exitcode)}; it was reading {what}. "
+                    "The loader is where it was: iterate again to start new workers, or resume from its state"
+                )
+
+    def close(self) -> None:
+        self._source = iter(())  # torch ends the workers with the iterator that they work for
+
+    def abort(self) -> None:
+        for child in self._children:
+            child.kill()
+
+    def _name(self, worker: int) -> str:
+        return f"worker {worker} of {self._work.workers}"
+
+
+class _Received:
+    """A piece, and how many of its lines went into batches."""
+
+    def __init__(self, piece: Piece, memory: SharedMemory, worker: str) -> None:
+        self.piece, self._worker = piece, worker
+        self._taken = 0
+        rows = len(piece.padding)
+        if rows:
+            dtype = np.dtype(piece.dtype)
+            size = rows * piece.length * dtype.itemsize
+            self._tokens: Tokens = np.frombuffer(memory.read(size), dtype).reshape(rows, piece.length)
+
+    def take(self, count: int) -> "_Part":
+        start, self._taken = self._taken, self._taken + count
+        piece = self.piece
+        if self._taken > len(piece.padding):
+            if piece.failure is None:
+                raise RuntimeError(f"{self._worker} sent {len(piece.padding)} lines, not {self._taken}")
+            raise piece.failure.raised(self._worker)
+        tokens = self._tokens[start : self._taken] if count else None
+        return _Part(tokens, piece.padding[start : self._taken], piece.lines, start)
+
+
+class _Part(NamedTuple):
+    """What a worker has in a batch."""
+
+    tokens: Tokens | None
+    padding: list[int]
+    lines: Chunk | None
+    start: int
+
+
+def _assemble(parts: list[_Part], rows: list[list[int]], extra_tokens: int) -> Batch:
+    """The batch that some workers' parts make up. Its tokens are a copy: the memory will be written to again."""
+    given = [(part, part.tokens, where) for part, where in zip(parts, rows, strict=True) if part.tokens is not None]
+    count = sum(map(len, rows))
+    common = np.result_type(*{tokens.dtype for _, tokens, _ in given})
+    tokens = np.empty((count, given[0][1].shape[1]), common if common.kind in "iu" else np.int64)
+    padding = [0] * count
+    for part, some, where in given:
+        tokens[where if len(given) > 1 else slice(None)] = some
+        for row, one in zip(where, part.padding, strict=True):
+            padding[row] = one
+
+    def lines() -> Chunk:
+        chunks = [part.lines.slice(part.start, part.start + len(where)) for part, _, where in given if part.lines]
+        return Chunk.join(chunks).take(np.argsort(np.concatenate([where for _, _, where in given])))
+
+    return Batch(tokens, padding, extra_tokens, lines)
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code}"
+    name = signal.Signals(-code).name
+    return f"was killed by {name}" + (", perhaps by the system for want of memory" if name == "SIGKILL" else "")
