@@ -1,5 +1,6 @@
 """One canonical stream of training samples, the same on any number of GPUs."""
 
+from fmsdata import train_state
 from fmsdata.checkpoint import Checkpoints
 from fmsdata.chunk import Item, Span
 from fmsdata.config import build_loader
@@ -23,7 +24,7 @@ from fmsdata.pack import Pack
 from fmsdata.reader import ShardReader
 from fmsdata.shuffle import Shuffle
 from fmsdata.stage import Lane, Stage, StageIterator
-from fmsdata.tasks import CausalLM
+from fmsdata.tasks import CausalLM, Collate
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ __all__ = [
     "CausalLM",
     "CheckpointError",
     "Checkpoints",
+    "Collate",
     "ConfigError",
     "CountsError",
     "DataError",
@@ -54,4 +56,5 @@ __all__ = [
     "StatefulDataLoader",
     "WorkerError",
     "build_loader",
+    "train_state",
 ]

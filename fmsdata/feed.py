@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from fmsdata.batch import OUTPUTS, Batch, collect
+from fmsdata.batch import Batch, collect
 from fmsdata.lanes import Anchor, Lanes, Turns
-from fmsdata.tasks import Task
+from fmsdata.tasks import Collate
 
 PATIENCE_SECONDS = 2.0  # for a thread to end by itself
 CHECK_SECONDS = 0.5  # how often who waits for a batch looks whether one can still come
@@ -78,13 +78,11 @@ class LocalFeed:
 class Make:
     """Turns lines into what the trainer gets."""
 
-    task: Task
-    outputs: tuple[str, ...]
+    collate: Collate
     pin_memory: bool
 
     def __call__(self, taken: Taken) -> Made:
-        batch = taken.batch
-        fields = {**self.task(batch), **{name: OUTPUTS[name](batch) for name in self.outputs}}
+        fields = self.collate.fields(taken.batch)
         if self.pin_memory:
             fields = {name: one.pin_memory() if isinstance(one, torch.Tensor) else one for name, one in fields.items()}
         return Made(fields, taken.samples, taken.anchors)

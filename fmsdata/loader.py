@@ -13,14 +13,13 @@ from typing import Any
 import torch
 
 from fmsdata.arguments import whole
-from fmsdata.batch import check_outputs
 from fmsdata.checkpoint import Checkpoints
 from fmsdata.errors import ConfigError, FmsdataWarning
 from fmsdata.feed import Direct, Feed, LocalFeed, Make, ReadAhead
 from fmsdata.lanes import Lanes, Places, Rescalable, rank_and_world_size
 from fmsdata.stage import State
 from fmsdata.state import Segment, continued, pack_state, unpack_states
-from fmsdata.tasks import CausalLM, Task
+from fmsdata.tasks import CausalLM, Collate, Task
 from fmsdata.workers import WorkerFeed
 
 
@@ -57,9 +56,6 @@ class StatefulDataLoader:
     ) -> None:
         if not isinstance(data, Rescalable):
             raise ConfigError(f"a loader reads a Rescalable, not {data!r}")
-        if task is not None and not callable(task):
-            raise ConfigError(f"task is {task!r}; it must be a task such as CausalLM()")
-        check_outputs(outputs)
         self.data = data
         self.batch_size = whole("batch_size", batch_size, least=1)
         self.outputs = tuple(outputs)
@@ -68,16 +64,18 @@ class StatefulDataLoader:
         self._mine = data.lanes_of(self.rank, self.world_size)
         self.num_workers = self._enough_workers(whole("num_workers", num_workers))
         self.prefetch = whole("prefetch", prefetch)
-        self._make = Make(self.task, self.outputs, _can_pin() if pin_memory else False)
+        self._make = Make(Collate(self.task, self.outputs), _can_pin() if pin_memory else False)
         self._persistent_workers = persistent_workers
         self._context = _checked_context(multiprocessing_context)
         self._engine: ReadAhead | Direct | None = None
         self._saving = self._terminated = False
         self._opened: Lanes | None
         self._places: Places
-        self._start_at(0, [], data.start(self._mine))
         self.checkpoint = checkpoint
-        if checkpoint is not None and (states := checkpoint.load(self._mine)) is not None:
+        states = None if checkpoint is None else checkpoint.load(self._mine)
+        if states is None:
+            self._start_at(0, [], data.start(self._mine))
+        else:
             self.load_state_dict(states)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

@@ -1,12 +1,15 @@
 """Tasks: what a line becomes for the model. The data below is the same for all of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from fmsdata.arguments import whole
-from fmsdata.batch import Batch, widen
+from fmsdata.batch import OUTPUTS, Batch, check_outputs, collect, widen
+from fmsdata.chunk import Item
 from fmsdata.errors import ConfigError
 
 IGNORED = -100
@@ -50,3 +53,34 @@ class CausalLM:
             if padding:
                 labels[row, -padding:] = IGNORED
         return {"input_ids": widen(batch.tokens[:, :-1]), "labels": labels}
+
+
+@dataclass(frozen=True)
+class Collate:
+    """Turns samples into a batch's fields: a `collate_fn` for torch's own DataLoader.
+
+    Without it, samples are collated for `CausalLM`.
+
+    >>> loader = DataLoader(data, batch_size=8, collate_fn=Collate(outputs=["position_ids"]))     # doctest: +SKIP
+    """
+
+    task: Task = CausalLM()  # immutable
+    outputs: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not callable(self.task):
+            raise ConfigError(f"task is {self.task!r}; it must be a task such as CausalLM()")
+        check_outputs(self.outputs)
+
+    def __call__(self, samples: Sequence[Item]) -> dict[str, Any]:
+        return self.fields(collect([(item.chunk, 0) for item in samples], self.task.extra_tokens))
+
+    def fields(self, batch: Batch) -> dict[str, Any]:
+        return {**self.task(batch), **{name: OUTPUTS[name](batch) for name in self.outputs}}
+
+
+def _collate(samples: Sequence[Item], **_: object) -> dict[str, Any]:
+    return Collate()(samples)
+
+
+default_collate_fn_map[Item] = _collate

@@ -284,13 +284,14 @@ class WorkerFeed:
         self._round += 1
 
     def check(self) -> None:
-        """Raise if a worker is gone."""
+        """Raise if a worker is gone. The others go too: what they read would be of no use."""
         told = {}
         for worker, note in enumerate(self._work.notes):
             pid, _, what = bytes(note.read(NOTE_BYTES)).decode(errors="replace").strip(" \0").partition(" ")
             told[pid] = self._name(worker), what
         for child in self._children:
             if child.exitcode is not None:
+                self.abort()
                 who, what = told.get(str(child.pid), ("a worker", "nothing yet"))
                 raise WorkerError(
                     f"{who} (process {child.pid}) {_ending(child.exitcode)}; it was reading {what}. "

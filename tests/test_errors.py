@@ -205,7 +205,7 @@ def test_a_state_of_the_future_a_torn_one_and_none_at_all_are_refused(corpus: Pa
     with pytest.raises(StateError, match="lane 5 can't be used: 'below' is None"):
         loader.load_state_dict(closed(state))
     for text in ("", "{", "[]", None, 3, saved["lanes"]["5"][:-1]):
-        with pytest.raises(StateError, match="lane 5|step"):
+        with pytest.raises(StateError, match=r"lane 5|step"):
             loader.load_state_dict({**saved, "lanes": {**saved["lanes"], "5": text}})
 
 
