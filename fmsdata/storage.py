@@ -4,6 +4,7 @@ For now shards are local; checkpoints go to any filesystem that fsspec knows.
 """
 
 import os
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -141,18 +142,16 @@ class Folder:
 
     def _list(self, folder: str) -> dict[str, int | None]:
         path = f"{self._root}/{folder}".rstrip("/")
-        with self._told(f"{folder}: can't be listed"):
-            try:
-                entries = self._files.ls(path, detail=True, refresh=True)
-            except FileNotFoundError:
-                return {}
-            if self._local and not os.path.isdir(path):
-                raise NotADirectoryError("it is a file, not a folder")
+        with self._told(f"{folder}: can't be listed"), suppress(FileNotFoundError):
+            if self._local:
+                return _list_local(path)
+            entries = self._files.ls(path, detail=True, refresh=True)
             return {
                 one["name"].rstrip("/").rpartition("/")[2]: None if one["type"] == "directory" else one["size"]
                 for one in entries
                 if one["name"].rstrip("/") != path
             }
+        return {}
 
     def read(self, name: str) -> bytes:
         with self._told(f"{name}: can't be read"):
@@ -189,10 +188,22 @@ class Folder:
             raise self._error(f"{self._url}/{what}: {reason}") from cause
 
 
+def _list_local(folder: str) -> dict[str, int | None]:
+    """Other processes may write and remove files meanwhile: what is gone when it is looked at was not there."""
+    found: dict[str, int | None] = {}
+    for entry in os.scandir(folder):
+        with suppress(FileNotFoundError):
+            found[entry.name] = None if entry.is_dir() else entry.stat().st_size
+    return found
+
+
 def _write_whole(path: Path, data: bytes) -> None:
-    """Write a file under another name, and give it its own when all of it is on the disk."""
+    """Write a file under another name, and give it its own when all of it is on the disk.
+
+    The other name is used by nobody else: several processes may write the same file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
     try:
         with unfinished.open("wb") as file:
             file.write(data)
