@@ -13,6 +13,7 @@ setup: .venv/.ready
 
 demo: setup
 	$(BIN)/fmsdata demo
+	$(BIN)/python examples/kill_and_rescale.py
 
 check: setup
 	$(BIN)/ruff check .

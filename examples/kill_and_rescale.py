@@ -120,6 +120,9 @@ def has_done(folder: Path, step: int) -> bool:
 
 def compare(chain: Sequence[Step], alone: Sequence[Step], console: Console) -> None:
     """Show both runs side by side, and raise if they are not the same."""
+    for name, run in (("killed", chain), ("left alone", alone)):
+        if sorted({one.step for one in run}) != list(range(STEPS)):
+            raise Failed(f"the run that was {name} did not do each of the steps 0 to {STEPS - 1}")
     expected = {one.step: one for one in alone}
     table = Table(title="The losses, side by side", title_justify="left")
     for name in ("step", "ranks", "loss", "on 1 rank, left alone", "difference", "the same batch"):
@@ -135,9 +138,6 @@ def compare(chain: Sequence[Step], alone: Sequence[Step], console: Console) -> N
             table.add_row(str(one.step), str(one.world_size), f"{one.loss:.6f}", f"{other.loss:.6f}", difference, same)
     console.print(table)
 
-    for name, run in (("killed", chain), ("left alone", alone)):
-        if sorted({one.step for one in run}) != list(range(STEPS)):
-            raise Failed(f"the run that was {name} did not do each of the steps 0 to {STEPS - 1}")
     again = len(chain) - STEPS
     if not again:
         raise Failed("no step was run twice, so nothing was killed between two checkpoints")

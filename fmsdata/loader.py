@@ -178,9 +178,10 @@ class StatefulDataLoader:
         checkpoint = self.checkpoint
         if checkpoint is None:
             return
-        self._done = self._step, self._places.copy()
+        if checkpoint.on_sigterm:
+            self._done = self._step, self._places.copy()
         if self._step != self._saved_step and (checkpoint.is_due(self._step) or self._terminated):
-            self._save(checkpoint, *self._done)
+            self._save(checkpoint, self._step, self._places)
         if self._terminated:
             raise SystemExit(128 + signal.SIGTERM)
 

@@ -273,9 +273,9 @@ class WorkerFeed:
                 self.check()
                 raise
             if piece.failure and not piece.length:
-                raise piece.failure.raised(self._name(worker))
+                raise piece.failure.raised(self._note(worker)[1])
             memories = self._work.memories[worker]
-            self._received.append(_Received(piece, memories[self._round % len(memories)], self._name(worker)))
+            self._received.append(_Received(piece, memories[self._round % len(memories)], self._note(worker)[1]))
             for anchor in piece.anchors:
                 self._ahead[anchor.lane].append(anchor)
         lengths = [received.piece.length for received in self._received]
@@ -285,16 +285,13 @@ class WorkerFeed:
 
     def check(self) -> None:
         """Raise if a worker is gone. The others go too: what they read would be of no use."""
-        told = {}
-        for worker, note in enumerate(self._work.notes):
-            pid, _, what = bytes(note.read(NOTE_BYTES)).decode(errors="replace").strip(" \0").partition(" ")
-            told[pid] = self._name(worker), what
         for child in self._children:
             if child.exitcode is not None:
                 self.abort()
-                who, what = told.get(str(child.pid), ("a worker", "nothing yet"))
+                notes = dict(map(self._note, range(self._work.workers)))
+                who = notes.get(str(child.pid), "a worker, before it read anything,")
                 raise WorkerError(
-                    f"{who} (process {child.pid}) {_ending(child.exitcode)}; it was reading {what}. "
+                    f"process {child.pid} {_ending(child.exitcode)}: {who}. "
                     "The loader is where it was: iterate again to start new workers, or resume from its state"
                 )
 
@@ -305,8 +302,11 @@ class WorkerFeed:
         for child in self._children:
             child.kill()
 
-    def _name(self, worker: int) -> str:
-        return f"worker {worker} of {self._work.workers}"
+    def _note(self, worker: int) -> tuple[str, str]:
+        """The process that is this worker, and what it was reading last."""
+        note = bytes(self._work.notes[worker].read(NOTE_BYTES)).decode(errors="replace").strip(" \0")
+        pid, _, what = note.partition(" ")
+        return pid, f"worker {worker} of {self._work.workers}, which was reading {what}"
 
 
 class _Received:

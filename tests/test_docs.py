@@ -21,7 +21,7 @@ def code_blocks(page: str) -> list[str]:
 
 
 def test_the_lines_in_the_readme_run_when_pasted(tmp_path: Path) -> None:
-    (tmp_path / "pasted.py").write_text(code_blocks("README.md")[0])
+    (tmp_path / "pasted.py").write_text("\n".join(code_blocks("README.md")))
     done = subprocess.run([sys.executable, "pasted.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{step} torch.Size([8, 32]) torch.Size([8, 32])" for step in range(3)]

@@ -252,7 +252,7 @@ class Choosy(fmsdata.Stage):
         ("memory", MemoryError, "no 15, please"),
         ("stage", fmsdata.StageError, "no 15, please"),
         ("local", RuntimeError, "can't be sent"),
-        ("exit", fmsdata.WorkerError, "exited with code 3; it was reading source 'web'"),
+        ("exit", fmsdata.WorkerError, r"exited with code 3: worker \d of \d, which was reading source 'web'"),
     ],
 )
 def test_an_error_in_a_worker_comes_at_the_same_batch_as_without_workers(
