@@ -25,6 +25,7 @@ test: check
 
 bench: setup
 	$(BIN)/python benchmarks/pipeline.py
+	$(BIN)/python benchmarks/loader.py
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

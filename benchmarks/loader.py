@@ -1,7 +1,8 @@
 """What worker processes, states and checkpoints cost.
 
-Speeds are set against torch's own queue, through which the same loader's batches go from one worker process, and
-against the loader in one process; all of them take turns.
+Speeds are set against torch's own queue, through which one worker process sends either the same batches
+(`input_ids` and `labels`) or, as the least that can be sent, a tensor with the tokens that was not even read from
+anywhere. All setups take turns.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 from pipeline import BATCH, LENGTH, WEIGHTS, WINDOW, pipeline_speed, write_corpus
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -45,14 +47,25 @@ class ThroughTheQueue(IterableDataset[dict[str, Any]]):
         return iter(self._make())
 
 
+class OneTensor(IterableDataset[dict[str, Any]]):
+    """A batch of tokens, made of nothing."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while True:
+            yield {"input_ids": torch.zeros((BATCH, LENGTH + 1), dtype=torch.int64)}
+
+
 def worker_speeds(root: Path, lanes: int, rounds: int) -> None:
     def make(**options: Any) -> fmsdata.StatefulDataLoader:
         overrides = {f"loader.{name}": value for name, value in options.items()}
         return fmsdata.build_loader(config(root, lanes), overrides, rank=0, world_size=1)
 
-    queue: Any = DataLoader(ThroughTheQueue(partial(make, prefetch=0)), batch_size=None, num_workers=1)
+    def queued(dataset: IterableDataset[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        return iter(DataLoader(dataset, batch_size=None, num_workers=1))
+
     setups: dict[str, Iterator[dict[str, Any]]] = {
-        "torch's queue, 1 worker": iter(queue),
+        "queue, one tensor": queued(OneTensor()),
+        "queue, the same batches": queued(ThroughTheQueue(partial(make, prefetch=0))),
         "no thread, no workers": iter(make(prefetch=0)),
         "a thread, no workers": iter(make()),
         "1 worker": iter(make(num_workers=1)),
@@ -67,9 +80,12 @@ def worker_speeds(root: Path, lanes: int, rounds: int) -> None:
             # What was made ahead while the others had their turn does not count.
             pipeline_speed(batches, 4 * (1 << 18) // (BATCH * LENGTH) + 8)
             speeds[name].append(pipeline_speed(batches, steps))
-    slowest = median(speeds["torch's queue, 1 worker"])
     for name, some in speeds.items():
-        print(f"{name:24} {median(some) / 1e6:7.1f} M tokens/s, {median(some) / slowest:5.1f} x torch's queue")
+        one, same = (median(some) / median(speeds[f"queue, {which}"]) for which in ("one tensor", "the same batches"))
+        print(
+            f"{name:24} {median(some) / 1e6:6.1f} M tokens/s, {one:4.1f} x the queue with one tensor, "
+            f"{same:4.1f} x with the same batches"
+        )
 
 
 def write_many_sources(root: Path, sources: int) -> None:

@@ -118,7 +118,11 @@ def check_outputs(names: Sequence[str]) -> None:
 
 def collect(rows: Sequence[Row], extra_tokens: int) -> Batch:
     """A batch of these lines."""
-    return Batch(gather(rows), padding_of(rows), extra_tokens, lambda: join_lines(rows))
+
+    def lines() -> Chunk:
+        return Chunk.join([chunk.slice(row, row + 1) for chunk, row in rows])
+
+    return Batch(gather(rows), padding_of(rows), extra_tokens, lines)
 
 
 def gather(rows: Sequence[Row]) -> Tokens:
@@ -137,11 +141,6 @@ def gather(rows: Sequence[Row]) -> Tokens:
 def padding_of(rows: Sequence[Row]) -> list[int]:
     """How many tokens at the end of each line are padding."""
     return [chunk.padding[row] for chunk, row in rows]
-
-
-def join_lines(rows: Sequence[Row]) -> Chunk:
-    """These lines as one chunk."""
-    return Chunk.join([chunk.slice(row, row + 1) for chunk, row in rows])
 
 
 def check_lengths(lengths: Iterable[int]) -> None:

@@ -105,7 +105,10 @@ class ReadAhead:
     """Makes batches in a thread, up to `depth` ahead of who takes them."""
 
     def __init__(self, open_feed: Callable[[], Feed], make: Make, depth: int) -> None:
-        self._queue: queue.Queue[Made | BaseException] = queue.Queue(depth)
+        self._ready: queue.SimpleQueue[Made | BaseException] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()  # one entry for each batch that may be made
+        for _ in range(depth):
+            self._room.put(None)
         self._stop = threading.Event()
         self._feed: Feed | None = None
         self._broken = False
@@ -119,10 +122,10 @@ class ReadAhead:
         try:
             self._feed = open_feed()
             while not self._stop.is_set():
-                self._queue.put(make(self._feed.next()))
+                self._room.get()
+                self._ready.put(make(self._feed.next()))
         except BaseException as error:
-            if not self._stop.is_set():
-                self._queue.put(error)
+            self._ready.put(error)
         finally:
             if self._feed is not None:
                 self._feed.close()
@@ -130,12 +133,13 @@ class ReadAhead:
     def next(self) -> Made:
         while True:
             try:
-                made = self._queue.get(timeout=CHECK_SECONDS)
+                made = self._ready.get(timeout=CHECK_SECONDS)
             except queue.Empty:
                 self._check()
                 continue
             if isinstance(made, BaseException):
                 raise made
+            self._room.put(None)
             return made
 
     def _check(self) -> None:
@@ -150,9 +154,8 @@ class ReadAhead:
         """End the thread and its feed. One that takes long, because somebody's function does, ends later by itself."""
         self._stop.set()
         began = time.monotonic()
+        self._room.put(None)  # the thread may wait for it
         while self._thread.is_alive():
-            while not self._queue.empty():  # the thread may wait for room
-                self._queue.get_nowait()
             self._thread.join(0.02)
             if self._broken or time.monotonic() > began + PATIENCE_SECONDS:
                 if self._feed is not None:

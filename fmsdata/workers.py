@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from fmsdata.batch import Batch, check_lengths, gather, join_lines, padding_of
+from fmsdata.batch import Batch, Row, check_lengths, gather, padding_of
 from fmsdata.chunk import Chunk
 from fmsdata.errors import ConfigError, FmsdataError, WorkerError
 from fmsdata.feed import Taken
@@ -35,7 +35,7 @@ from fmsdata.readers import Tokens
 from fmsdata.shared import SharedMemory
 
 PREFETCH = 2  # pieces that torch asks each worker for in advance
-ROUND_TOKENS = 1 << 18  # of all workers together
+ROUND_TOKENS = 1 << 21  # of all workers together; what is said for each round costs little if there is much in it
 NOTE_BYTES = 1024
 ORPHAN_SECONDS = 1.0  # how often a worker looks whether the trainer is still there
 
@@ -135,7 +135,8 @@ class _Worker(IterableDataset[Piece]):
         number = 0
         while failure is None:
             count = work.batches_in_round(number, length) * work.batch_size
-            rows, anchors = [], []
+            rows: list[Row] = []
+            anchors: list[Anchor] = []
             try:
                 for sample in turns.take(count):
                     if sample % work.data.lanes in own:
@@ -154,18 +155,23 @@ class _Worker(IterableDataset[Piece]):
             number += 1
 
     def _send(
-        self, rows: list[Any], anchors: list[Anchor], failure: Failure | None, length: int, memory: SharedMemory
+        self, rows: list[Row], anchors: list[Anchor], failure: Failure | None, length: int, memory: SharedMemory
     ) -> Piece:
         if not rows:
             return Piece(length, "", [], None, anchors, failure)
         tokens = gather(rows)
         memory.write(tokens.reshape(-1).view(np.uint8).data)
-        lines = _without_tokens(join_lines(rows)) if self._work.needs_lines else None
+        lines = _join_lines(rows) if self._work.needs_lines else None
         return Piece(tokens.shape[1], tokens.dtype.str, padding_of(rows), lines, anchors, failure)
 
 
-def _without_tokens(lines: Chunk) -> Chunk:
-    lines = lines.compact()
+def _join_lines(rows: list[Row]) -> Chunk:
+    """Many lines as one chunk without tokens. What is of one chunk is taken from it at once."""
+    places: dict[int, list[int]] = {}
+    for place, (chunk, _) in enumerate(rows):
+        places.setdefault(id(chunk), []).append(place)
+    parts = [rows[some[0]][0].take(np.array([rows[place][1] for place in some])).compact() for some in places.values()]
+    lines = Chunk.join(parts).take(np.argsort(np.concatenate(list(places.values()))))
     nothing = np.empty(0, np.uint8)
     return Chunk([replace(buffer, tokens=nothing) for buffer in lines.buffers], lines.spans, lines.first)
 
