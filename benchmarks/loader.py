@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import fmsdata
 from fmsdata.prepare import write_shard
+from fmsdata.workers import PREFETCH, ROUND_TOKENS
 
 
 def config(root: Path, lanes: int) -> dict[str, Any]:
@@ -71,14 +72,15 @@ def worker_speeds(root: Path, lanes: int, rounds: int) -> None:
         "1 worker": iter(make(num_workers=1)),
         "2 workers": iter(make(num_workers=2)),
     }
-    steps = lanes * WINDOW // BATCH
+    steps = 2 * lanes * WINDOW // BATCH
+    ahead = (PREFETCH + 2) * ROUND_TOKENS // (BATCH * LENGTH)
     speeds: dict[str, list[float]] = {name: [] for name in setups}
     for batches in setups.values():
-        pipeline_speed(batches, 2 * steps)
+        pipeline_speed(batches, steps)
     for _ in range(rounds):
         for name, batches in setups.items():
             # What was made ahead while the others had their turn does not count.
-            pipeline_speed(batches, 4 * (1 << 18) // (BATCH * LENGTH) + 8)
+            pipeline_speed(batches, ahead)
             speeds[name].append(pipeline_speed(batches, steps))
     for name, some in speeds.items():
         one, same = (median(some) / median(speeds[f"queue, {which}"]) for which in ("one tensor", "the same batches"))

@@ -198,11 +198,6 @@ class Lanes:
                 passed.append(running.anchor)
         return rows, passed
 
-    def line_length(self) -> int:
-        """The length of the lines."""
-        running = next(iter(self._running.values()))
-        return running.fill().line_length
-
     def places(self) -> Places:
         """Where these lanes were opened."""
         lines = {lane: running.lines for lane, running in self._running.items()}
@@ -224,20 +219,16 @@ class _RunningLane:
         self._drop_anchor(0)
 
     def take(self) -> Row:
-        chunk, row = self.fill(), self._row
+        while self._chunk is None or self._row >= len(self._chunk):
+            if self._chunk is not None:
+                self._leave(self._chunk)
+            self._chunk = self._iterator.read()
+        chunk, row = self._chunk, self._row
         self._row += 1
         self.lines += 1
         if self._row == len(chunk):
             self._leave(chunk)
         return chunk, row
-
-    def fill(self) -> Chunk:
-        """The chunk that the next line is in."""
-        while self._chunk is None or self._row >= len(self._chunk):
-            if self._chunk is not None:
-                self._leave(self._chunk)
-            self._chunk = self._iterator.read()
-        return self._chunk
 
     def _leave(self, chunk: Chunk) -> None:
         self._chunk, self._row = None, self._row - len(chunk)

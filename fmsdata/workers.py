@@ -9,6 +9,7 @@ A worker has one memory more than the pieces that torch asks it for in advance. 
 memory again, the loader has taken the piece that was in it.
 """
 
+import math
 import multiprocessing
 import os
 import pickle
@@ -17,9 +18,11 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,12 +33,15 @@ from fmsdata.batch import Batch, Row, check_lengths, gather, padding_of
 from fmsdata.chunk import Chunk
 from fmsdata.errors import ConfigError, FmsdataError, WorkerError
 from fmsdata.feed import Taken
-from fmsdata.lanes import Anchor, Places, Rescalable
+from fmsdata.lanes import Anchor, Lanes, Places, Rescalable
 from fmsdata.readers import Tokens
 from fmsdata.shared import SharedMemory
 
 PREFETCH = 2  # pieces that torch asks each worker for in advance
-ROUND_TOKENS = 1 << 21  # of all workers together; what is said for each round costs little if there is much in it
+MEMORIES = PREFETCH + 1  # of each worker
+# A round grows to this many tokens of all workers together, so that what is said for each costs little; unless it
+# lasts this long, with a slow stage or a slow trainer, where it costs little anyway.
+ROUND_TOKENS, ROUND_SECONDS = 1 << 21, 0.25
 NOTE_BYTES = 1024
 ORPHAN_SECONDS = 1.0  # how often a worker looks whether the trainer is still there
 
@@ -43,11 +49,11 @@ ORPHAN_SECONDS = 1.0  # how often a worker looks whether the trainer is still th
 class Piece(NamedTuple):
     """What a worker has in a round. Its tokens are in shared memory."""
 
-    length: int  # of a line
-    dtype: str
-    padding: list[int]  # of each line
-    lines: Chunk | None  # without tokens, and only if they are needed
-    anchors: list[Anchor]
+    length: int = 0  # of a line
+    dtype: str = ""
+    padding: Sequence[int] = ()  # of each line
+    lines: Chunk | None = None  # without tokens, and only if they are needed
+    anchors: Sequence[Anchor] = ()
     failure: "Failure | None" = None  # what kept the rest of the lines from coming
 
 
@@ -85,6 +91,7 @@ class Work:
     batch_size: int
     needs_lines: bool
     parent: int | None  # the process that must be there; None: whichever it is at the start
+    rounds: SharedMemory  # how many batches the next rounds have
     memories: list[list[SharedMemory]]  # of each worker
     notes: list[SharedMemory]  # what each worker is reading
 
@@ -96,10 +103,9 @@ class Work:
     def workers(self) -> int:
         return len(self.notes)
 
-    def batches_in_round(self, number: int, line_length: int) -> int:
-        """Few at first, so that the first batch comes soon."""
-        most = max(1, ROUND_TOKENS // (self.batch_size * line_length))
-        return most if number >= most.bit_length() else 1 << number
+    def batches_in_round(self, number: int) -> int:
+        """How many batches a round has. The loader says so before it asks for a piece of that round."""
+        return int(np.frombuffer(self.rounds.read(8 * MEMORIES), np.int64)[number % MEMORIES])
 
     def worker_of_lane(self) -> dict[int, int]:
         return {lane: i % self.workers for i, lane in enumerate(self.lanes)}
@@ -123,46 +129,44 @@ class _Worker(IterableDataset[Piece]):
 
         reading("nothing yet")
         mine = [lane for lane, worker in work.worker_of_lane().items() if worker == info.id]
-        states = work.places.states(mine)
-        failure: Failure | None = None
-        try:
-            lanes = work.data.start(mine, states, reading)
-            length = lanes.line_length()
-        except Exception as error:
-            yield Piece(0, "", [], None, [], Failure.of(error))
-            return
         turns, own = work.places.turns(), set(mine)
-        number = 0
-        while failure is None:
-            count = work.batches_in_round(number, length) * work.batch_size
-            rows: list[Row] = []
-            anchors: list[Anchor] = []
-            try:
-                for sample in turns.take(count):
-                    if sample % work.data.lanes in own:
-                        some, passed = lanes.take([sample])
-                        rows += some
-                        anchors += passed
-            except Exception as error:
-                failure = Failure.of(error)
-            memories = work.memories[info.id]
-            try:
-                piece = self._send(rows, anchors, failure, length, memories[number % len(memories)])
-            except Exception as error:
-                failure = Failure.of(error)
-                piece = Piece(0, "", [], None, [], failure)
+        try:
+            lanes = work.data.start(mine, work.places.states(mine), reading)
+        except Exception as error:
+            yield Piece(failure=Failure.of(error))
+            return
+        for number in count():
+            samples = turns.take(work.batches_in_round(number) * work.batch_size)
+            piece = self._piece(
+                lanes,
+                [sample for sample in samples if sample % work.data.lanes in own],
+                work.memories[info.id][number % MEMORIES],
+            )
             yield piece
-            number += 1
+            if piece.failure:
+                return
 
-    def _send(
-        self, rows: list[Row], anchors: list[Anchor], failure: Failure | None, length: int, memory: SharedMemory
-    ) -> Piece:
+    def _piece(self, lanes: Lanes, samples: list[int], memory: SharedMemory) -> Piece:
+        """The lines of these samples, as far as they can be read."""
+        rows: list[Row] = []
+        anchors: list[Anchor] = []
+        failure = None
+        try:
+            for sample in samples:
+                some, passed = lanes.take([sample])
+                rows += some
+                anchors += passed
+        except Exception as error:
+            failure = Failure.of(error)
         if not rows:
-            return Piece(length, "", [], None, anchors, failure)
-        tokens = gather(rows)
-        memory.write(tokens.reshape(-1).view(np.uint8).data)
-        lines = _join_lines(rows) if self._work.needs_lines else None
-        return Piece(tokens.shape[1], tokens.dtype.str, padding_of(rows), lines, anchors, failure)
+            return Piece(failure=failure)
+        try:
+            tokens = gather(rows)
+            memory.write(tokens.reshape(-1).view(np.uint8).data)
+            lines = _join_lines(rows) if self._work.needs_lines else None
+            return Piece(tokens.shape[1], tokens.dtype.str, padding_of(rows), lines, anchors, failure)
+        except Exception as error:
+            return Piece(failure=Failure.of(error))
 
 
 def _join_lines(rows: list[Row]) -> Chunk:
@@ -214,14 +218,17 @@ class WorkerFeed:
             batch_size,
             needs_lines,
             parent=None if method == "forkserver" else os.getpid(),
-            memories=[[SharedMemory() for _ in range(PREFETCH + 1)] for _ in range(workers)],
+            rounds=SharedMemory(),
+            memories=[[SharedMemory() for _ in range(MEMORIES)] for _ in range(workers)],
             notes=[SharedMemory() for _ in range(workers)],
         )
         self._extra_tokens = extra_tokens
         self._turns = places.turns()
         self._worker_of_lane = self._work.worker_of_lane()
-        self._round = 0
-        self._batches_left = 0
+        self._round = self._batches_left = 0
+        self._sizes = np.ones(MEMORIES, np.int64)  # batches in the rounds that are under way
+        self._work.rounds.write(self._sizes.data.cast("B"))
+        self._began = time.monotonic()  # when this round was taken on
         self._received: list[_Received] = []  # of this round, by worker
         self._ahead: dict[int, deque[Anchor]] = {lane: deque() for lane in places.lines}  # received, not passed yet
         self._children: list[Any] = []
@@ -271,6 +278,7 @@ class WorkerFeed:
         return Taken(_assemble(parts, rows, self._extra_tokens), samples, passed)
 
     def _next_round(self) -> None:
+        self._plan_round(self._round + PREFETCH)  # torch asks for it as soon as it hands out a piece of this one
         self._received = []
         for worker in range(self._work.workers):
             try:
@@ -278,16 +286,23 @@ class WorkerFeed:
             except (RuntimeError, OSError):  # what torch raises when a worker is gone
                 self.check()
                 raise
-            if piece.failure and not piece.length:
-                raise piece.failure.raised(self._note(worker)[1])
-            memories = self._work.memories[worker]
-            self._received.append(_Received(piece, memories[self._round % len(memories)], self._note(worker)[1]))
+            memory = self._work.memories[worker][self._round % MEMORIES]
+            self._received.append(_Received(piece, memory, partial(self._note, worker)))
             for anchor in piece.anchors:
                 self._ahead[anchor.lane].append(anchor)
-        lengths = [received.piece.length for received in self._received]
-        check_lengths(lengths)
-        self._batches_left = self._work.batches_in_round(self._round, lengths[0])
+        check_lengths(received.piece.length for received in self._received if received.piece.length)
+        self._batches_left = int(self._sizes[self._round % MEMORIES])
         self._round += 1
+
+    def _plan_round(self, number: int) -> None:
+        """Say how large a round will be: the first ones small, so that the first batch comes soon."""
+        size = 2 * int(self._sizes[(number - 1) % MEMORIES])
+        now = time.monotonic()
+        seconds, self._began = (now - self._began) / int(self._sizes[(self._round - 1) % MEMORIES]), now
+        tokens = self._work.batch_size * max((received.piece.length for received in self._received), default=0)
+        grows = self._received and size * tokens <= ROUND_TOKENS and size * seconds <= ROUND_SECONDS
+        self._sizes[number % MEMORIES] = size if grows else size // 2
+        self._work.rounds.write(self._sizes.data.cast("B"))
 
     def check(self) -> None:
         """Raise if a worker is gone. The others go too: what they read would be of no use."""
@@ -318,50 +333,48 @@ class WorkerFeed:
 class _Received:
     """A piece, and how many of its lines went into batches."""
 
-    def __init__(self, piece: Piece, memory: SharedMemory, worker: str) -> None:
-        self.piece, self._worker = piece, worker
+    def __init__(self, piece: Piece, memory: SharedMemory, note: Callable[[], tuple[str, str]]) -> None:
+        self.piece, self._note = piece, note
         self._taken = 0
-        rows = len(piece.padding)
-        if rows:
-            dtype = np.dtype(piece.dtype)
-            size = rows * piece.length * dtype.itemsize
-            self._tokens: Tokens = np.frombuffer(memory.read(size), dtype).reshape(rows, piece.length)
+        dtype = np.dtype(piece.dtype or np.uint8)
+        shape = len(piece.padding), piece.length
+        self._tokens: Tokens = np.frombuffer(memory.read(math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
 
     def take(self, count: int) -> "_Part":
         start, self._taken = self._taken, self._taken + count
         piece = self.piece
         if self._taken > len(piece.padding):
+            _, worker = self._note()
             if piece.failure is None:
-                raise RuntimeError(f"{self._worker} sent {len(piece.padding)} lines, not {self._taken}")
-            raise piece.failure.raised(self._worker)
-        tokens = self._tokens[start : self._taken] if count else None
-        return _Part(tokens, piece.padding[start : self._taken], piece.lines, start)
+                raise RuntimeError(f"{worker}, sent {len(piece.padding)} lines, not {self._taken}")
+            raise piece.failure.raised(worker)
+        return _Part(self._tokens[start : self._taken], piece.padding[start : self._taken], piece.lines, start)
 
 
 class _Part(NamedTuple):
     """What a worker has in a batch."""
 
-    tokens: Tokens | None
-    padding: list[int]
+    tokens: Tokens
+    padding: Sequence[int]
     lines: Chunk | None
     start: int
 
 
 def _assemble(parts: list[_Part], rows: list[list[int]], extra_tokens: int) -> Batch:
     """The batch that some workers' parts make up. Its tokens are a copy: the memory will be written to again."""
-    given = [(part, part.tokens, where) for part, where in zip(parts, rows, strict=True) if part.tokens is not None]
-    count = sum(map(len, rows))
-    common = np.result_type(*{tokens.dtype for _, tokens, _ in given})
-    tokens = np.empty((count, given[0][1].shape[1]), common if common.kind in "iu" else np.int64)
-    padding = [0] * count
-    for part, some, where in given:
-        tokens[where if len(given) > 1 else slice(None)] = some
+    given = [(part, where) for part, where in zip(parts, rows, strict=True) if where]
+    size = sum(map(len, rows))
+    common = np.result_type(*{part.tokens.dtype for part, _ in given})
+    tokens = np.empty((size, given[0][0].tokens.shape[1]), common if common.kind in "iu" else np.int64)
+    padding = [0] * size
+    for part, where in given:
+        tokens[where if len(given) > 1 else slice(None)] = part.tokens
         for row, one in zip(where, part.padding, strict=True):
             padding[row] = one
 
     def lines() -> Chunk:
-        chunks = [part.lines.slice(part.start, part.start + len(where)) for part, _, where in given if part.lines]
-        return Chunk.join(chunks).take(np.argsort(np.concatenate([where for _, _, where in given])))
+        chunks = [part.lines.slice(part.start, part.start + len(where)) for part, where in given if part.lines]
+        return Chunk.join(chunks).take(np.argsort(np.concatenate([where for _, where in given])))
 
     return Batch(tokens, padding, extra_tokens, lines)
 
