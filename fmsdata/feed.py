@@ -4,9 +4,11 @@ A feed gives batch after batch, together with the samples that are in it and the
 way. The loader keeps account of those when it hands a batch out, so whatever was read ahead does not count.
 """
 
+import atexit
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -97,6 +99,9 @@ class Direct:
     def next(self) -> Made:
         return self._make(self._feed.next())
 
+    def stop(self) -> None:
+        self._feed.close()
+
     def close(self) -> None:
         self._feed.close()
 
@@ -112,11 +117,12 @@ class ReadAhead:
         self._stop = threading.Event()
         self._feed: Feed | None = None
         self._broken = False
-        # A thread must not keep the interpreter from ending; `close` ends it before that, in good order.
+        # A thread must not keep the interpreter from ending; it is closed before that, in good order.
         self._thread = threading.Thread(
             target=self._run, args=(open_feed, make), name="fmsdata-read-ahead", daemon=True
         )
         self._thread.start()
+        _RUNNING.add(self)
 
     def _run(self, open_feed: Callable[[], Feed], make: Make) -> None:
         try:
@@ -150,14 +156,27 @@ class ReadAhead:
             self._broken = True
             raise
 
+    def stop(self) -> None:
+        """Have the thread and its feed end soon, without waiting for that."""
+        self._stop.set()
+        self._room.put(None)  # the thread may wait for it
+
     def close(self) -> None:
         """End the thread and its feed. One that takes long, because somebody's function does, ends later by itself."""
-        self._stop.set()
+        self.stop()
         began = time.monotonic()
-        self._room.put(None)  # the thread may wait for it
         while self._thread.is_alive():
             self._thread.join(0.02)
             if self._broken or time.monotonic() > began + PATIENCE_SECONDS:
                 if self._feed is not None:
                     self._feed.abort()
                 return
+
+
+_RUNNING: "weakref.WeakSet[ReadAhead]" = weakref.WeakSet()  # a thread at work keeps its object alive
+
+
+@atexit.register
+def _close_all() -> None:
+    for one in list(_RUNNING):
+        one.close()

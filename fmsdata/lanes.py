@@ -131,36 +131,36 @@ class Turns:
 
 
 class Places:
-    """Where each of some lanes stands: the lines that were taken, and the last anchor before there."""
+    """Where some lanes stand after a step: the lines that were taken of each, and the last anchor before there.
 
-    def __init__(self, lines: Mapping[int, int], anchors: Mapping[int, Anchor], lanes: int) -> None:
-        self.lines, self._anchors, self._lanes = dict(lines), dict(anchors), lanes
+    Never changed, but replaced: whatever interrupts a step, the places are those before it or those after it.
+    """
 
-    def advance(self, samples: Iterable[int], anchors: Iterable[Anchor]) -> None:
-        """These samples were taken, and these anchors passed."""
-        for sample in samples:
-            self.lines[sample % self._lanes] += 1
-        for anchor in anchors:
-            self._anchors[anchor.lane] = anchor
+    def __init__(self, step: int, lines: Mapping[int, int], anchors: Mapping[int, Anchor], lanes: int) -> None:
+        self.step, self.lines = step, lines
+        self._anchors, self._lanes = anchors, lanes
 
-    def copy(self) -> "Places":
-        return Places(self.lines, self._anchors, self._lanes)
+    def after(self, samples: Iterable[int], anchors: Iterable[Anchor]) -> "Places":
+        """The places one step on, in which these samples were taken and these anchors passed."""
+        taken = {sample % self._lanes: sample // self._lanes + 1 for sample in samples}
+        passed = {anchor.lane: anchor for anchor in anchors}
+        return Places(self.step + 1, {**self.lines, **taken}, {**self._anchors, **passed}, self._lanes)
 
     def turns(self) -> Turns:
         return Turns(self.lines, self._lanes)
 
-    def state(self, step: int) -> dict[str, str]:
+    def state(self) -> dict[str, str]:
         """Per lane, as JSON: the step, the lines taken, an anchor, and how many lines to drop after it."""
         anchors = self._anchors
         return {
-            str(lane): f'{{"step":{step},"lines":{lines},"skip":{lines - anchors[lane].lines},'
+            str(lane): f'{{"step":{self.step},"lines":{lines},"skip":{lines - anchors[lane].lines},'
             f'"anchor":{anchors[lane].state}}}'
             for lane, lines in self.lines.items()
         }
 
     def states(self, lanes: Iterable[int]) -> dict[int, State]:
         """The same of some of the lanes, as data."""
-        told = self.state(step=0)
+        told = self.state()
         return {lane: json.loads(told[str(lane)]) for lane in lanes}
 
 
@@ -198,10 +198,10 @@ class Lanes:
                 passed.append(running.anchor)
         return rows, passed
 
-    def places(self) -> Places:
+    def places(self, step: int) -> Places:
         """Where these lanes were opened."""
         lines = {lane: running.lines for lane, running in self._running.items()}
-        return Places(lines, self._told, self._count)
+        return Places(step, lines, dict(self._told), self._count)
 
 
 class _RunningLane:
@@ -252,9 +252,8 @@ class Samples(Iterator[Item]):
 
     def _start(self, step: int, states: Mapping[int, State] | None) -> None:
         self._lanes = self._data.start(self._mine, states)
-        self._places = self._lanes.places()
+        self._places = self._lanes.places(step)
         self._turns = self._places.turns()
-        self._step = step
 
     def __next__(self) -> Item:
         if not self._mine:  # a worker process more than there are lanes
@@ -264,16 +263,19 @@ class Samples(Iterator[Item]):
             ((chunk, row),), anchors = self._lanes.take(samples)
             item = chunk[row]
         except BaseException:
-            self._start(self._step, self._places.states(self._mine))
+            self._start(self._places.step, self._places.states(self._mine))
             raise
-        self._places.advance(samples, anchors)
-        self._step += 1
+        self._places = self._places.after(samples, anchors)
         return item
 
     def state_dict(self) -> State:
         """Where these lanes stand."""
-        history = [Segment(0, self._world_size, 1)]
-        return pack_state(self._data.fingerprint, self._places.state(self._step), step=self._step, history=history)
+        return pack_state(
+            self._data.fingerprint,
+            self._places.state(),
+            step=self._places.step,
+            history=[Segment(0, self._world_size, 1)],
+        )
 
     def load_state_dict(self, state: State | Sequence[State]) -> None:
         """Go on from a state."""

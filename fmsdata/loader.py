@@ -69,7 +69,7 @@ class StatefulDataLoader:
         self._context = _checked_context(multiprocessing_context)
         self._engine: ReadAhead | Direct | None = None
         self._saving = self._terminated = False
-        self._opened: Lanes | None
+        self._opened: Lanes | None = None  # for the next engine, if it reads itself
         self._places: Places
         self.checkpoint = checkpoint
         states = None if checkpoint is None else checkpoint.load(self._mine)
@@ -104,8 +104,7 @@ class StatefulDataLoader:
         except BaseException:
             self.close()
             raise
-        self._places.advance(made.samples, made.anchors)
-        self._step += 1
+        self._places = self._places.after(made.samples, made.anchors)
         return made.fields
 
     def _start_engine(self) -> ReadAhead | Direct:
@@ -115,7 +114,7 @@ class StatefulDataLoader:
             open_feed = partial(
                 WorkerFeed,
                 self.data,
-                self._places.copy(),
+                self._places,
                 workers=self.num_workers,
                 batch_size=self.batch_size,
                 extra_tokens=self.task.extra_tokens,
@@ -126,21 +125,23 @@ class StatefulDataLoader:
             lanes = lanes or self.data.start(self._mine, self._places.states(self._mine))
             open_feed = partial(LocalFeed, lanes, self._places.turns(), self.batch_size, self.task.extra_tokens)
         engine = ReadAhead(open_feed, self._make, self.prefetch) if self.prefetch else Direct(open_feed, self._make)
-        self._end_engine = weakref.finalize(self, engine.close)
+        # A loader that is dropped does not wait here for its thread: Python would swallow an interrupt meanwhile.
+        self._forget_engine = weakref.finalize(self, engine.stop)
         return engine
 
     def close(self) -> None:
         """End the thread and the processes that read ahead. The loader stays usable: iterating starts new ones."""
-        if self._engine is not None:
-            self._engine = None
-            self._end_engine()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            self._forget_engine.detach()
+            engine.close()
 
     def state_dict(self) -> State:
         """Where this rank stands, as plain data: JSON-able, and without tokens."""
-        return self._state(self._step, self._places)
+        return self._state(self._places)
 
-    def _state(self, step: int, places: Places) -> State:
-        return pack_state(self.data.fingerprint, places.state(step), step=step, history=self._history)
+    def _state(self, places: Places) -> State:
+        return pack_state(self.data.fingerprint, places.state(), step=places.step, history=self._history)
 
     def load_state_dict(self, state: State | Sequence[State]) -> None:
         """Go on from a state: this rank's own, or the list of all ranks' from any world size."""
@@ -151,26 +152,25 @@ class StatefulDataLoader:
 
     def _start_at(self, step: int, history: Sequence[Segment], lanes: Lanes) -> None:
         """Stand where these lanes were opened."""
-        self._step = step  # batches handed out since the run began
         self._history = continued(history, Segment(step, self.world_size, self.batch_size))
         self._opened = lanes
-        self._places = lanes.places()
-        self._done = step, self._places.copy()  # where the trainer was when it last asked for a batch
-        self._saved_step: int | None = step
+        self._places = lanes.places(step)  # after the last batch that was handed out
+        self._done = self._places  # when the trainer last asked for a batch
+        self._saved_step = step
 
     def save(self) -> str:
         """Write a checkpoint of this rank now, and tell where."""
         if self.checkpoint is None:
             raise ConfigError("this loader has no checkpoint folder: make it with checkpoint=Checkpoints(path)")
-        return self._save(self.checkpoint, self._step, self._places)
+        return self._save(self.checkpoint, self._places)
 
-    def _save(self, checkpoint: Checkpoints, step: int, places: Places) -> str:
+    def _save(self, checkpoint: Checkpoints, places: Places) -> str:
         self._saving = True
         try:
-            where = checkpoint.save(self._state(step, places), self.rank, self.world_size)
+            where = checkpoint.save(self._state(places), self.rank, self.world_size)
         finally:
             self._saving = False
-        self._saved_step = step
+        self._saved_step = places.step
         return where
 
     def _save_if_due(self) -> None:
@@ -178,10 +178,9 @@ class StatefulDataLoader:
         checkpoint = self.checkpoint
         if checkpoint is None:
             return
-        if checkpoint.on_sigterm:
-            self._done = self._step, self._places.copy()
-        if self._step != self._saved_step and (checkpoint.is_due(self._step) or self._terminated):
-            self._save(checkpoint, self._step, self._places)
+        self._done = self._places
+        if self._done.step != self._saved_step and (checkpoint.is_due(self._done.step) or self._terminated):
+            self._save(checkpoint, self._done)
         if self._terminated:
             raise SystemExit(128 + signal.SIGTERM)
 
@@ -197,8 +196,8 @@ class StatefulDataLoader:
             if self._terminated:
                 raise SystemExit(128 + signal.SIGTERM)
             self._terminated = True
-            if self.checkpoint is not None and self._done[0] != self._saved_step and not self._saving:
-                self._save(self.checkpoint, *self._done)
+            if self.checkpoint is not None and self._done.step != self._saved_step and not self._saving:
+                self._save(self.checkpoint, self._done)
 
         if threading.current_thread() is not threading.main_thread():
             raise ConfigError("on_sigterm works in the main thread only: iterate there, or leave it off")

@@ -193,6 +193,9 @@ def test_a_loader_that_is_dropped_takes_its_workers_with_it(corpus: Path, prefet
     del loader
     gc.collect()
     assert gone() is None
+    deadline = time.monotonic() + 5
+    while workers() and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert not workers()
 
 
@@ -319,7 +322,8 @@ def test_batches_from_workers_are_not_overwritten(corpus: Path) -> None:
 
 
 SCRIPT = """
-import os, sys, time
+import faulthandler, os, signal, sys, time
+faulthandler.register(signal.SIGUSR1)
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from conftest import maker
@@ -366,7 +370,13 @@ def test_however_the_trainer_ends_nothing_is_left_behind(corpus: Path, ending: s
         process.kill()
     elif ending == "terminate":
         process.terminate()
-    _, errors = process.communicate(timeout=30)
+    try:
+        _, errors = process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGUSR1)  # have it say where it hangs
+        time.sleep(1)
+        os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail(process.communicate()[1])
     codes = {"interrupt": -2, "interrupt_while_reading": -2, "kill": -9, "terminate": -15, "exit": 3, "exception": 1}
     assert process.returncode == codes[ending], errors
     if ending.startswith("interrupt"):
