@@ -172,6 +172,8 @@ def main() -> None:
     options.add_argument("--every", type=int, help="steps between checkpoints, instead of the configuration's")
     options.add_argument("--parallel", choices=["ddp", "fsdp"], default="ddp")
     given = options.parse_args()
+    if not Path(given.config).is_file():
+        raise SystemExit(f"{given.config}: no such file; configs/train-demo.yaml is an example")
     config = yaml.safe_load(Path(given.config).read_text())
     config["data"]["path"] = given.data or config["data"]["path"]
     steps, every = given.steps or config["train"]["steps"], given.every or config["train"]["every"]

@@ -5,7 +5,8 @@ run's history and pipeline, so that files which were not written together are to
 that is not whole. So a listing is enough to know whether a checkpoint is complete, every rank comes to the same
 conclusion, and reads only the files that hold its lanes.
 
-The rank that finds a checkpoint complete after writing its own file marks it so, and removes the oldest ones.
+The rank that finds a checkpoint complete after writing its own file marks it so, and removes the oldest ones. The
+mark names the course: a run that went back and came to the same step again takes the place of the earlier one.
 """
 
 import hashlib
@@ -18,13 +19,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from fmsdata.arguments import whole
-from fmsdata.errors import CheckpointError, FmsdataWarning
+from fmsdata.errors import CheckpointError, ConfigError, FmsdataWarning
 from fmsdata.stage import State
 from fmsdata.storage import Folder
 
 STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 FILE = re.compile(r"rank-([0-9]+)-of-([0-9]+)\.([0-9a-f]{8})\.([0-9]+)\.json")
-MARK = "complete"  # a file that tells that the checkpoint was complete once
+MARK = "complete"  # a file that tells that the checkpoint was complete once, and of which ranks and course
+PATIENCE = 3  # saves that may stay incomplete before it is said
 
 
 class Checkpoints:
@@ -49,7 +51,13 @@ class Checkpoints:
         self.every = None if every is None else whole("every", every, least=1)
         self.keep = None if keep is None else whole("keep", keep, least=1)
         self.on_sigterm = on_sigterm
+        if not isinstance(on_sigterm, bool):
+            raise ConfigError(f"on_sigterm is {on_sigterm!r}; it must be True or False")
         self._folder = Folder(path, storage_options or {}, CheckpointError)
+        self._waiting: list[int] = []  # steps that were not complete when this process had written its part
+
+    def __str__(self) -> str:
+        return str(self._folder)
 
     def is_due(self, step: int) -> bool:
         """Whether the loader saves itself after this step."""
@@ -59,13 +67,19 @@ class Checkpoints:
         """Write one rank's state, and tell where. A failure leaves all that was there as it was."""
         body = json.dumps(state).encode()
         text = json.dumps({"format": "fmsdata loader", "sha256": _digest(body)}).encode() + b"\n" + body
-        name = f"rank-{rank}-of-{world_size}.{_course(state)}.{len(text)}.json"
-        folder = f"step-{state['step']}"
-        self._folder.write(f"{folder}/{name}", text)
-        if self._survey(state["step"]).files:
-            self._folder.write(f"{folder}/{MARK}", b"")
-            self._prune(state["step"])
-        return f"{self._folder}/{folder}/{name}"
+        step, own = state["step"], (world_size, _course(state))
+        path = f"step-{step}/rank-{rank}-of-{world_size}.{own[1]}.{len(text)}.json"
+        self._folder.write(path, text)
+        if own in self._sets(step)[0]:
+            self._waiting.clear()
+            self._folder.write(f"step-{step}/{MARK}", _mark(own))
+            for name, parts in self._parts(step):
+                if (int(parts[2]), parts[3]) != own:
+                    self._folder.remove_file(f"step-{step}/{name}")
+            self._prune(step)
+        else:
+            self._wait_for_others(step)
+        return f"{self._folder}/{path}"
 
     def load(self, lanes: Sequence[int], step: int | None = None) -> list[State] | None:
         """The states that hold these lanes, of the newest complete checkpoint or of a given step.
@@ -109,10 +123,15 @@ class Checkpoints:
         """Whether every lane of this step is there."""
         return bool(self._survey(step).files)
 
-    def _survey(self, step: int) -> "_Survey":
-        """What a listing tells of a checkpoint."""
+    def _parts(self, step: int) -> list[tuple[str, re.Match[str]]]:
+        """The files of loaders in a checkpoint."""
+        names = sorted(self._folder.files(f"step-{step}"))
+        return [(name, match) for name in names if (match := FILE.fullmatch(name))]
+
+    def _sets(self, step: int) -> tuple[dict[tuple[int, str], dict[int, str]], str, bool]:
+        """The complete sets of files in a checkpoint, by ranks and course; why there is none; and if there was one."""
         listed = self._folder.files(f"step-{step}")
-        sets: dict[tuple[int, str], dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+        found: dict[tuple[int, str], dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         torn = []
         for name, size in sorted(listed.items()):
             if match := FILE.fullmatch(name):
@@ -120,26 +139,55 @@ class Checkpoints:
                 if int(told) != size:
                     torn.append(f"{name} has {size} bytes")
                 else:
-                    sets[int(world_size), course][int(rank)].append(name)
-        whole = {
+                    found[int(world_size), course][int(rank)].append(name)
+        complete = {
             key: {rank: names[0] for rank, names in files.items()}
-            for key, files in sets.items()
+            for key, files in found.items()
             if files.keys() == set(range(key[0])) and all(len(names) == 1 for names in files.values())
         }
-        if len(whole) > 1:
-            problem = "it is there more than once, from runs of another course: remove the files of one"
-        elif torn:
+        if torn:
             problem = f"it is torn: {torn[0]}"
-        elif sets:
-            (world_size, _), files = max(sets.items(), key=lambda one: len(one[1]))
+        elif found:
+            (world_size, _), files = max(found.items(), key=lambda one: len(one[1]))
             missing = [rank for rank in range(world_size) if rank not in files]
             problem = f"rank {missing[0]} of {world_size} is missing" if missing else "a rank is there twice"
         else:
             problem = "it holds no file of a loader"
-        return _Survey(next(iter(whole.values())) if len(whole) == 1 else {}, problem, MARK in listed)
+        return complete, problem, MARK in listed
+
+    def _survey(self, step: int) -> "_Survey":
+        """The set of files to go on from, if there is one. Of several, the one that was completed last."""
+        complete, problem, was_complete = self._sets(step)
+        files: Mapping[int, str] = {}
+        if len(complete) == 1:
+            (files,) = complete.values()
+        elif complete:
+            mark = self._folder.read(f"step-{step}/{MARK}") if was_complete else b""
+            files = next((complete[key] for key in complete if _mark(key) == mark), {})
+            problem = "it is there more than once, and nothing tells which was last: remove the files of one course"
+        return _Survey(files, problem, was_complete)
+
+    def _wait_for_others(self, step: int) -> None:
+        """Say so once if checkpoint after checkpoint stays incomplete: perhaps not all ranks save."""
+        self._waiting.append(step)
+        oldest = self._survey(self._waiting[0])
+        if len(self._waiting) == PATIENCE + 1 and not oldest.files:
+            warnings.warn(
+                f"{self._folder}: step-{self._waiting[0]} is still not complete, {oldest.problem}, "
+                f"and this rank has saved {PATIENCE} times since; every rank must save, not only one",
+                FmsdataWarning,
+                stacklevel=5,
+            )
 
     def _read(self, step: int, files: Mapping[int, str], lanes: Sequence[int]) -> list[State]:
-        return [self._read_file(f"step-{step}/{files[rank]}") for rank in sorted({lane % len(files) for lane in lanes})]
+        needed = sorted({lane % len(files) for lane in lanes})
+        states = [self._read_file(f"step-{step}/{files[rank]}") for rank in needed]
+        if wrong := [state for state in states if state.get("step") != step]:
+            raise CheckpointError(
+                f"{self._folder}/step-{step} holds the state of step {wrong[0].get('step')}: "
+                "it was copied or renamed; give it back its name, or remove it"
+            )
+        return states
 
     def _read_file(self, path: str) -> State:
         header, _, body = self._folder.read(path).partition(b"\n")
@@ -182,6 +230,10 @@ class _Survey:
     files: Mapping[int, str]  # by rank, if the checkpoint is complete
     problem: str
     was_complete: bool
+
+
+def _mark(own: tuple[int, str]) -> bytes:
+    return f"{own[0]} ranks, course {own[1]}\n".encode()
 
 
 def _course(state: State) -> str:

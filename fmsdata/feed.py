@@ -167,9 +167,9 @@ class ReadAhead:
         began = time.monotonic()
         while self._thread.is_alive():
             self._thread.join(0.02)
-            if self._broken or time.monotonic() > began + PATIENCE_SECONDS:
-                if self._feed is not None:
-                    self._feed.abort()
+            if self._feed is not None and (self._broken or time.monotonic() > began + PATIENCE_SECONDS):
+                self._feed.abort()
+            if time.monotonic() > began + 2 * PATIENCE_SECONDS:
                 return
 
 

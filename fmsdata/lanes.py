@@ -295,6 +295,9 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None) 
         return whole("rank", rank, least=None), whole("world_size", world_size, least=None)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if ("RANK" in os.environ) != ("WORLD_SIZE" in os.environ):
+        only = "RANK" if "RANK" in os.environ else "WORLD_SIZE"
+        raise ConfigError(f"{only}={os.environ[only]} in the environment, but not its twin: set both, or neither")
     told = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     try:
         return int(told[0]), int(told[1])

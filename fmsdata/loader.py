@@ -1,6 +1,7 @@
 """StatefulDataLoader: batches for one rank, and a state that is exact at any moment."""
 
 import multiprocessing
+import os
 import signal
 import threading
 import warnings
@@ -8,7 +9,8 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import torch
 
@@ -68,15 +70,18 @@ class StatefulDataLoader:
         self._persistent_workers = persistent_workers
         self._context = _checked_context(multiprocessing_context)
         self._engine: ReadAhead | Direct | None = None
+        self._engine_process = os.getpid()
         self._saving = self._terminated = False
         self._opened: Lanes | None = None  # for the next engine, if it reads itself
         self._places: Places
+        self._saved_step: int | None  # that is in the checkpoint folder already
         self.checkpoint = checkpoint
         states = None if checkpoint is None else checkpoint.load(self._mine)
         if states is None:
             self._start_at(0, [], data.start(self._mine))
         else:
             self.load_state_dict(states)
+            self._saved_step = self._places.step
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         handle_sigterm = self.checkpoint is not None and self.checkpoint.on_sigterm
@@ -95,9 +100,14 @@ class StatefulDataLoader:
     def __bool__(self) -> bool:
         return True
 
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError("a loader can't be sent or copied; send its `data` and its `state_dict()`")
+
     def _next_batch(self) -> dict[str, Any]:
         """The next batch. If anything goes wrong on the way to it, the loader stays where it was."""
         try:
+            if self._engine_process != os.getpid():  # this is a fork, and threads and workers stayed behind
+                self._engine, self._engine_process = None, os.getpid()
             if self._engine is None:
                 self._engine = self._start_engine()
             made = self._engine.next()
@@ -156,22 +166,24 @@ class StatefulDataLoader:
         self._opened = lanes
         self._places = lanes.places(step)  # after the last batch that was handed out
         self._done = self._places  # when the trainer last asked for a batch
-        self._saved_step = step
+        self._saved_step = None
 
     def save(self) -> str:
-        """Write a checkpoint of this rank now, and tell where."""
+        """Write a checkpoint of this rank now, unless it is there already, and tell the step's folder."""
         if self.checkpoint is None:
             raise ConfigError("this loader has no checkpoint folder: make it with checkpoint=Checkpoints(path)")
-        return self._save(self.checkpoint, self._places)
+        self._save(self.checkpoint, self._places)
+        return f"{self.checkpoint}/step-{self._places.step}"
 
-    def _save(self, checkpoint: Checkpoints, places: Places) -> str:
+    def _save(self, checkpoint: Checkpoints, places: Places) -> None:
+        if places.step == self._saved_step:
+            return
         self._saving = True
         try:
-            where = checkpoint.save(self._state(places), self.rank, self.world_size)
+            checkpoint.save(self._state(places), self.rank, self.world_size)
         finally:
             self._saving = False
         self._saved_step = places.step
-        return where
 
     def _save_if_due(self) -> None:
         """Called when the trainer asks for a batch: it is done with all that it has got."""
@@ -179,7 +191,7 @@ class StatefulDataLoader:
         if checkpoint is None:
             return
         self._done = self._places
-        if self._done.step != self._saved_step and (checkpoint.is_due(self._done.step) or self._terminated):
+        if checkpoint.is_due(self._done.step) or self._terminated:
             self._save(checkpoint, self._done)
         if self._terminated:
             raise SystemExit(128 + signal.SIGTERM)
@@ -192,12 +204,20 @@ class StatefulDataLoader:
         are at most one step apart, so one of the two steps is saved by all of them.
         """
 
-        def handle(*_: object) -> None:
+        process = os.getpid()
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if os.getpid() != process:  # a child that was forked meanwhile: not its business
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
             if self._terminated:
-                raise SystemExit(128 + signal.SIGTERM)
+                raise SystemExit(128 + number)
             self._terminated = True
-            if self.checkpoint is not None and self._done.step != self._saved_step and not self._saving:
+            if self.checkpoint is not None and not self._saving:
                 self._save(self.checkpoint, self._done)
+            if callable(previous):
+                previous(number, frame)
 
         if threading.current_thread() is not threading.main_thread():
             raise ConfigError("on_sigterm works in the main thread only: iterate there, or leave it off")

@@ -142,7 +142,10 @@ def _is_history(history: Any) -> bool:
         isinstance(history, list)
         and bool(history)
         and all(
-            isinstance(segment, list) and len(segment) == 3 and all(type(one) is int and one >= 0 for one in segment)
+            isinstance(segment, list)
+            and len(segment) == 3
+            and all(type(one) is int and one >= 0 for one in segment)
+            and min(segment[1:]) > 0
             for segment in history
         )
     )

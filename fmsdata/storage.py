@@ -167,6 +167,11 @@ class Folder:
                 self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
                 self._files.pipe_file(path, data)
 
+    def remove_file(self, name: str) -> None:
+        """Remove a file. What another process has removed already is no matter."""
+        with self._told(f"{name}: can't be removed"), suppress(FileNotFoundError):
+            self._files.rm_file(f"{self._root}/{name}")
+
     def remove(self, folder: str, first: str) -> None:
         """Remove a folder, one file of it first. What another process has removed already is no matter."""
         path = f"{self._root}/{folder}"

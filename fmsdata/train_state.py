@@ -70,6 +70,8 @@ def build(
     >>> state = build(loader, step=500, tokens_seen=10**9, extra={"run_id": "a1b2"})     # doctest: +SKIP
     """
     _check_loader(loader)
+    if scheduler is not None and not hasattr(scheduler, "state_dict"):
+        raise ConfigError(f"the scheduler is {scheduler!r}; it must have a state_dict(), as those of torch have")
     state = {
         "version": VERSION,
         "rank": loader.rank,
@@ -186,6 +188,8 @@ def _dumped(state: State) -> bytes:
     """The state as a file, or an error that names what can't be loaded from it."""
     leaves = list(_leaves(state, (), ()))
     for key, value in leaves:
+        if isinstance(value, torch.Tensor) and value.is_meta:
+            raise ConfigError(f"{key} is a tensor on the meta device, which has no data; save a real one")
         if type(value) not in VALUES:
             raise ConfigError(
                 f"{key} is a {_kind(value)}, which torch.load(weights_only=True) would refuse; "

@@ -43,6 +43,7 @@ MEMORIES = PREFETCH + 1  # of each worker
 # lasts this long, with a slow stage or a slow trainer, where it costs little anyway.
 ROUND_TOKENS, ROUND_SECONDS = 1 << 21, 0.25
 NOTE_BYTES = 1024
+LOOK_SECONDS = 0.5  # how often the loader looks whether the workers are still there
 ORPHAN_SECONDS = 1.0  # how often a worker looks whether the trainer is still there
 
 
@@ -232,6 +233,7 @@ class WorkerFeed:
         self._received: list[_Received] = []  # of this round, by worker
         self._ahead: dict[int, deque[Anchor]] = {lane: deque() for lane in places.lines}  # received, not passed yet
         self._children: list[Any] = []
+        self._aborted = False
         # torch would have signals of dying workers raise errors in the middle of whatever the trainer does. It does
         # not where it is started by a thread, and the trainer learns of them here.
         if threading.current_thread() is threading.main_thread():
@@ -248,6 +250,7 @@ class WorkerFeed:
             prefetch_factor=PREFETCH,
             collate_fn=_as_it_is,
             multiprocessing_context=method,
+            timeout=LOOK_SECONDS,
             generator=torch.Generator(),  # torch would draw from the trainer's
         )
         before = multiprocessing.active_children()
@@ -281,11 +284,7 @@ class WorkerFeed:
         self._plan_round(self._round + PREFETCH)  # torch asks for it as soon as it hands out a piece of this one
         self._received = []
         for worker in range(self._work.workers):
-            try:
-                piece = next(self._source)
-            except (RuntimeError, OSError):  # what torch raises when a worker is gone
-                self.check()
-                raise
+            piece = self._receive()
             memory = self._work.memories[worker][self._round % MEMORIES]
             self._received.append(_Received(piece, memory, partial(self._note, worker)))
             for anchor in piece.anchors:
@@ -293,6 +292,17 @@ class WorkerFeed:
         check_lengths(received.piece.length for received in self._received if received.piece.length)
         self._batches_left = int(self._sizes[self._round % MEMORIES])
         self._round += 1
+
+    def _receive(self) -> Piece:
+        """The next piece, from the worker whose turn it is. Looks now and then whether one can still come."""
+        while True:
+            began = time.monotonic()
+            try:
+                return next(self._source)
+            except RuntimeError:  # torch's, when a worker is gone or nothing came in time
+                self.check()
+                if self._aborted or time.monotonic() < began + 0.9 * LOOK_SECONDS:
+                    raise
 
     def _plan_round(self, number: int) -> None:
         """Say how large a round will be: the first ones small, so that the first batch comes soon."""
@@ -318,8 +328,10 @@ class WorkerFeed:
 
     def close(self) -> None:
         self._source = iter(())  # torch ends the workers with the iterator that they work for
+        self._received = []
 
     def abort(self) -> None:
+        self._aborted = True
         for child in self._children:
             child.kill()
 

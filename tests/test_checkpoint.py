@@ -265,14 +265,6 @@ def test_stray_files_and_folders_are_no_matter(data: fmsdata.Rescalable, saved: 
         assert loaders(data, saved, 3)[0].state_dict()["step"] == 15
 
 
-def test_two_complete_checkpoints_of_one_step_are_not_chosen_from(data: fmsdata.Rescalable, saved: Path) -> None:
-    for path in list((saved / "step-15").glob("rank-*")):
-        rank, course, size, end = path.name.rsplit(".", 3)
-        shutil.copy(path, path.with_name(f"{rank}.{'0' * len(course)}.{size}.{end}"))
-    with pytest.warns(FmsdataWarning, match="more than once"):
-        assert loaders(data, saved, 1)[0].state_dict()["step"] == 10
-
-
 def test_going_back_needs_the_newer_ones_out_of_the_way(data: fmsdata.Rescalable, saved: Path) -> None:
     checkpoints = Checkpoints(str(saved))
     with pytest.raises(CheckpointError, match=r"step-15 is newer.*move step-15, step-10 away"):
@@ -318,7 +310,7 @@ def test_a_full_disk_is_an_error_and_older_checkpoints_stay(data: fmsdata.Rescal
         next(batches)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     (small_disk / "ballast").unlink()
-    assert loader.save().endswith(".json"), "the loader is where it was"
+    assert loader.save() == f"{folder}/step-10", "the loader is where it was"
     assert loader.state_dict()["step"] == 10
     loader.close()
 
@@ -329,8 +321,10 @@ def test_a_read_only_folder_is_an_error_that_names_it(data: fmsdata.Rescalable, 
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     (loader,) = loaders(data, folder, 1)
     assert loader.state_dict()["step"] == 5, "reading is all right"
-    with pytest.raises(CheckpointError, match=r"checkpoints/step-5.*can't be written: Read-only file system"):
+    next(iter(loader))
+    with pytest.raises(CheckpointError, match=r"checkpoints/step-6.*can't be written: Read-only file system"):
         loader.save()
+    loader.close()
 
 
 def test_a_path_that_is_a_file_is_an_error(data: fmsdata.Rescalable, tmp_path: Path) -> None:
@@ -452,3 +446,107 @@ def test_a_write_is_whole_or_not_at_all(data: fmsdata.Rescalable, saved: Path, m
         loader.close()
         assert not list((saved / "step-16").iterdir())
         (saved / "step-16").rmdir()
+
+
+@pytest.mark.parametrize(("world_size", "batch_size"), [(2, 3), (3, 2), (1, 4)])
+@pytest.mark.parametrize("keep", [1, 3])
+def test_saving_right_after_a_resume_of_another_shape_spoils_nothing(
+    data: fmsdata.Rescalable, tmp_path: Path, world_size: int, batch_size: int, keep: int
+) -> None:
+    folder = tmp_path / "checkpoints"
+    run(loaders(data, folder, 2, keep=keep), 11)
+
+    def make() -> list[StatefulDataLoader]:
+        checkpoints = Checkpoints(str(folder), keep=keep)
+        return [
+            StatefulDataLoader(data, batch_size=batch_size, rank=rank, world_size=world_size, checkpoint=checkpoints)
+            for rank in range(world_size)
+        ]
+
+    for loader in make():
+        assert loader.save() == f"{folder}/step-10"
+    assert [loader.state_dict()["step"] for loader in make()] == [10] * world_size
+
+
+def test_a_run_that_went_back_takes_the_place_of_the_one_before(data: fmsdata.Rescalable, saved: Path) -> None:
+    """From step 5 once more, with another batch size: its step 10 replaces the old one, and step 15 is told of."""
+    states = Checkpoints(str(saved)).load(range(12))
+    assert states is not None
+    old = [json.loads(file_of(saved / "step-5", rank).read_text().splitlines()[1]) for rank in range(2)]
+    again = [
+        StatefulDataLoader(
+            data, batch_size=3, rank=rank, world_size=2, checkpoint=Checkpoints(str(saved), keep=5), prefetch=0
+        )
+        for rank in range(2)
+    ]
+    for loader in again:
+        loader.load_state_dict(old)
+        for _ in islice(loader, 5):
+            pass
+    again[0].save()
+    assert len(list((saved / "step-10").glob("rank-*"))) == 3
+    assert loaders(data, saved, 1)[0].state_dict()["step"] == 15
+    with pytest.warns(FmsdataWarning, match=r"step-15 is newer than step 10, and the next resume would take it"):
+        again[1].save()
+    assert len(list((saved / "step-10").glob("rank-*"))) == 2
+    shutil.rmtree(saved / "step-15")
+    (loader,) = loaders(data, saved, 1)
+    assert loader.state_dict()["history"] == [[0, 2, 2], [5, 2, 3], [10, 1, 2]]
+
+
+def test_of_two_complete_ones_the_one_completed_last_is_taken(data: fmsdata.Rescalable, saved: Path) -> None:
+    """As after a kill between the mark and the removal of the files that it replaces."""
+    for path in list((saved / "step-15").glob("rank-*")):
+        rank, course, size, end = path.name.rsplit(".", 3)
+        shutil.copy(path, path.with_name(f"{rank}.{'0' * len(course)}.{size}.{end}"))
+    assert "course" in (saved / "step-15" / "complete").read_text()
+    assert loaders(data, saved, 1)[0].state_dict()["step"] == 15
+    (saved / "step-15" / "complete").write_text("")
+    with pytest.warns(FmsdataWarning, match="more than once"):
+        assert loaders(data, saved, 1)[0].state_dict()["step"] == 10
+
+
+def test_a_folder_that_was_copied_or_renamed_is_refused(data: fmsdata.Rescalable, saved: Path) -> None:
+    shutil.copytree(saved / "step-5", saved / "step-20")
+    with pytest.raises(CheckpointError, match=r"step-20 holds the state of step 5: it was copied or renamed"):
+        loaders(data, saved, 1)
+
+
+def test_a_rank_that_saves_alone_is_told(data: fmsdata.Rescalable, tmp_path: Path) -> None:
+    loader, _ = loaders(data, tmp_path / "checkpoints", 2, every=2)
+    with pytest.warns(FmsdataWarning, match=r"step-2 is still not complete, rank 1 of 2 is missing.*every rank must"):
+        for _ in islice(loader, 9):
+            pass
+    loader.close()
+
+
+def test_sigterm_reaches_all_loaders_and_handlers_and_no_forked_child(corpus: Path, tmp_path: Path) -> None:
+    script = tmp_path / "trainer.py"
+    script.write_text(
+        f"""
+import multiprocessing, os, signal, sys, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from conftest import maker
+from fmsdata import Checkpoints, StatefulDataLoader
+
+signal.signal(signal.SIGTERM, lambda *_: print("mine too", flush=True))
+data = maker(Path({str(corpus)!r}), lanes=12)(0, 1).data
+folders = [Checkpoints({str(tmp_path)!r} + "/" + name, on_sigterm=True) for name in ("one", "other")]
+one, other = [StatefulDataLoader(data, batch_size=2, rank=0, world_size=1, checkpoint=folder) for folder in folders]
+for step, batches in enumerate(zip(one, other), 1):
+    if step == 3:
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+        child.terminate()
+        child.join(20)
+        print(child.exitcode, flush=True)
+        print("stopped", Path({str(tmp_path)!r}, "one").exists(), flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+"""
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 143, done.stderr
+    assert done.stdout.split("\n")[:3] == ["-15", "stopped False", "mine too"]
+    assert steps_in(tmp_path / "one") == ["step-2", "step-3"]
+    assert steps_in(tmp_path / "other") == ["step-2"], "the first loader ended the run"

@@ -222,6 +222,9 @@ def test_rank_and_world_size_come_from_the_environment(corpus: Path, monkeypatch
     assert len(next(iter(data)).tokens) == 17
     told = fmsdata.StatefulDataLoader(data, batch_size=1, rank=0, world_size=2)
     assert (told.rank, told.world_size) == (0, 2)
+    monkeypatch.delenv("RANK")
+    with pytest.raises(fmsdata.ConfigError, match="WORLD_SIZE=3 in the environment, but not its twin"):
+        fmsdata.StatefulDataLoader(data, batch_size=1)
     monkeypatch.setenv("RANK", "zero")
     with pytest.raises(fmsdata.ConfigError, match="RANK='zero'"):
         fmsdata.StatefulDataLoader(data, batch_size=1)

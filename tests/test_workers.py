@@ -1,8 +1,10 @@
 """The laws through real worker processes, and what happens when they die."""
 
+import copy
 import gc
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -432,3 +434,50 @@ def test_tensors_are_pinned_if_there_is_an_accelerator(
     assert any(one is batch["input_ids"] for one in pinned)
     assert any(one is batch["labels"] for one in pinned)
     loader.close()
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_loader_goes_on_in_a_forked_child(corpus: Path, count: int) -> None:
+    loader = maker(corpus, loader__num_workers=count)(0, 1)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+
+    def child() -> None:
+        sender.send([batch["input_ids"].tolist() for batch in islice(loader, 5)])
+        loader.close()
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    assert receiver.poll(30)
+    assert receiver.recv() == [batch["input_ids"].tolist() for batch in islice(loader, 5)]
+    process.join(30)
+    assert process.exitcode == 0
+    loader.close()
+
+
+def test_deaths_in_a_row_hold_nothing_and_print_nothing(corpus: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    loader = maker(corpus, loader__num_workers=2)(0, 1)
+    next(iter(loader))
+    process = psutil.Process()
+    files, threads = process.num_fds(), process.num_threads()
+    for _ in range(6):
+        os.kill(workers()[0].pid, signal.SIGKILL)
+        with pytest.raises(fmsdata.WorkerError):
+            for _ in loader:
+                pass
+        next(iter(loader))
+    gc.collect()
+    held, alive = process.num_fds() - files, process.num_threads() - threads
+    loader.close()
+    assert held < 10
+    assert alive <= 2
+    assert "Exception ignored" not in capfd.readouterr().err
+
+
+def test_a_loader_is_not_sent_or_copied(corpus: Path) -> None:
+    loader = maker(corpus)(0, 1)
+    for copied in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(fmsdata.ConfigError, match="send its `data` and its `state_dict"):
+            copied(loader)
