@@ -169,6 +169,8 @@ class Checkpoints:
 
     def _wait_for_others(self, step: int) -> None:
         """Say so once if checkpoint after checkpoint stays incomplete: perhaps not all ranks save."""
+        if step in self._waiting:  # several ranks in one process
+            return
         self._waiting.append(step)
         oldest = self._survey(self._waiting[0])
         if len(self._waiting) == PATIENCE + 1 and not oldest.files:

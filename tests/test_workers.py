@@ -471,7 +471,7 @@ def test_deaths_in_a_row_hold_nothing_and_print_nothing(corpus: Path, capfd: pyt
     gc.collect()
     held, alive = process.num_fds() - files, process.num_threads() - threads
     loader.close()
-    assert held < 10
+    assert held < 30, "some 26 for each death would be 156"
     assert alive <= 2
     assert "Exception ignored" not in capfd.readouterr().err
 
