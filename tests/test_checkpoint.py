@@ -377,7 +377,7 @@ def test_the_configuration_names_the_folder(corpus: Path, tmp_path: Path) -> Non
 
 
 TRAINER = """
-import sys, time
+import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from conftest import maker
@@ -387,48 +387,59 @@ data = maker(Path({corpus!r}), lanes=12)(0, 1).data
 rank = int(sys.argv[1])
 loader = StatefulDataLoader(data, batch_size=2, rank=rank, world_size=2, num_workers={workers},
                             checkpoint=Checkpoints({folder!r}, on_sigterm=True))
-done = 0
 for step, batch in enumerate(loader, 1):
     print(step, flush=True)
-    time.sleep(0.2)
-    done = step
+    sys.stdin.readline()  # until the other ranks have done the step too
 """
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_sigterm_saves_a_step_that_all_ranks_have_and_ends_the_run(corpus: Path, tmp_path: Path, workers: int) -> None:
-    """The ranks here are not in step on purpose: one is signalled a little later."""
+    """Rank 0 gets the signal in step 4, rank 1 only in step 5, where it waits for rank 0 in vain."""
     folder = tmp_path / "checkpoints"
     script = tmp_path / "trainer.py"
     script.write_text(
         TRAINER.format(tests=str(Path(__file__).parent), corpus=str(corpus), folder=str(folder), workers=workers)
     )
-    ranks = [
-        subprocess.Popen([sys.executable, script, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    ranks: list[Any] = [
+        subprocess.Popen([sys.executable, script, str(rank)], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         for rank in range(2)
     ]
-    for rank in ranks:
-        assert rank.stdout is not None
-        while rank.stdout.readline() != "4\n":
-            assert rank.poll() is None
-    for rank in ranks:
-        rank.send_signal(signal.SIGTERM)
+
+    def step_done(rank: Any, step: int) -> None:
+        assert rank.stdout.readline() == f"{step}\n"
+
+    def release(rank: Any) -> None:
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+
+    for step in (1, 2, 3, 4):
+        for rank in ranks:
+            step_done(rank, step)
+        if step == 4:
+            ranks[0].send_signal(signal.SIGTERM)
+        for rank in ranks:
+            release(rank)
+    step_done(ranks[1], 5)
+    ranks[1].send_signal(signal.SIGTERM)
+    checkpoints = Checkpoints(str(folder))
+    deadline = time.monotonic() + 30
+    while not checkpoints.is_complete(4) and time.monotonic() < deadline:
         time.sleep(0.02)
+    ranks[1].send_signal(signal.SIGTERM)
     for rank in ranks:
         _, errors = rank.communicate(timeout=30)
         assert rank.returncode == 143, errors
         assert "Traceback" not in errors
-    checkpoints = Checkpoints(str(folder))
-    data = maker(corpus, lanes=12)(0, 1).data
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FmsdataWarning)
-        states = checkpoints.load(range(12))
+    assert [checkpoints.is_complete(step) for step in (3, 4, 5)] == [False, True, False]
+    states = checkpoints.load(range(12))
     assert states is not None
-    assert states[0]["step"] >= 3
+    data = maker(corpus, lanes=12)(0, 1).data
     alone = StatefulDataLoader(data, batch_size=4, rank=0, world_size=1)
     again = StatefulDataLoader(data, batch_size=4, rank=0, world_size=1)
     again.load_state_dict(states)
-    for _ in islice(alone, states[0]["step"]):
+    for _ in islice(alone, 4):
         pass
     assert next(iter(again))["input_ids"].tolist() == next(iter(alone))["input_ids"].tolist()
 
