@@ -172,8 +172,7 @@ class Checkpoints:
         if step in self._waiting:  # several ranks in one process
             return
         self._waiting.append(step)
-        oldest = self._survey(self._waiting[0])
-        if len(self._waiting) == PATIENCE + 1 and not oldest.files:
+        if len(self._waiting) == PATIENCE + 1 and not (oldest := self._survey(self._waiting[0])).files:
             warnings.warn(
                 f"{self._folder}: step-{self._waiting[0]} is still not complete, {oldest.problem}, "
                 f"and this rank has saved {PATIENCE} times since; every rank must save, not only one",

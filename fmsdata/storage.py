@@ -163,7 +163,10 @@ class Folder:
         with self._told(f"{name}: can't be written"):
             if self._local:
                 _write_whole(Path(path), data)
-            else:
+                return
+            try:
+                self._files.pipe_file(path, data)
+            except FileNotFoundError:  # object stores have no folders, others do
                 self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
                 self._files.pipe_file(path, data)
 
