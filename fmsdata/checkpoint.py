@@ -172,7 +172,14 @@ class Checkpoints:
         if step in self._waiting:  # several ranks in one process
             return
         self._waiting.append(step)
-        if len(self._waiting) == PATIENCE + 1 and not (oldest := self._survey(self._waiting[0])).files:
+        if len(self._waiting) <= PATIENCE:
+            return
+        oldest = self._survey(self._waiting[0])
+        if oldest.files or not self._parts(
+            self._waiting[0]
+        ):  # another rank completed it, and may have removed it since
+            self._waiting.clear()
+        elif len(self._waiting) == PATIENCE + 1:
             warnings.warn(
                 f"{self._folder}: step-{self._waiting[0]} is still not complete, {oldest.problem}, "
                 f"and this rank has saved {PATIENCE} times since; every rank must save, not only one",

@@ -531,6 +531,19 @@ def test_a_rank_that_saves_alone_is_told(data: fmsdata.Rescalable, tmp_path: Pat
     loader.close()
 
 
+def test_a_rank_that_is_never_the_last_to_save_is_told_nothing(data: fmsdata.Rescalable, tmp_path: Path) -> None:
+    """The other rank completes every checkpoint, and removes the old ones."""
+    ranks = loaders(data, tmp_path / "checkpoints", 2, every=1, keep=1)
+    batches = [iter(loader) for loader in ranks]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FmsdataWarning)
+        for _ in range(20):
+            for rank in batches:
+                next(rank)
+    for loader in ranks:
+        loader.close()
+
+
 def test_sigterm_reaches_all_loaders_and_handlers_and_no_forked_child(corpus: Path, tmp_path: Path) -> None:
     script = tmp_path / "trainer.py"
     script.write_text(

@@ -1,5 +1,6 @@
 """The commands, through their real entry point."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -61,7 +62,8 @@ def test_interrupting_the_demo_leaves_nothing_behind(tmp_path: Path) -> None:
         time.sleep(0.05)
     while process.poll() is None:  # Python drops an interrupt that falls into a destructor: press again
         process.send_signal(signal.SIGINT)
-        time.sleep(1)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=15)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "Traceback" not in errors

@@ -474,6 +474,9 @@ def test_deaths_in_a_row_hold_nothing_and_print_nothing(corpus: Path, capfd: pyt
             for _ in loader:
                 pass
         next(iter(loader))
+    deadline = time.monotonic() + 20
+    while process.num_threads() > threads + 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
     gc.collect()
     held, alive = process.num_fds() - files, process.num_threads() - threads
     loader.close()
