@@ -18,24 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from pipeline import BATCH, LENGTH, WEIGHTS, WINDOW, pipeline_speed, write_corpus
+from pipeline import BATCH, LENGTH, WINDOW, config, pipeline_speed, write_corpus
 from torch.utils.data import DataLoader, IterableDataset
 
 import fmsdata
 from fmsdata.prepare import write_shard
 from fmsdata.workers import PREFETCH, ROUND_TOKENS
-
-
-def config(root: Path, lanes: int) -> dict[str, Any]:
-    return {
-        "path": str(root),
-        "sources": {name: {"weight": weight} for name, weight in WEIGHTS.items()},
-        "documents": {"eos": 0},
-        "pack": {"seq_len": LENGTH},
-        "shuffle": {"window": WINDOW},
-        "lanes": lanes,
-        "loader": {"batch_size": BATCH},
-    }
 
 
 class ThroughTheQueue(IterableDataset[dict[str, Any]]):

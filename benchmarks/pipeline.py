@@ -45,20 +45,21 @@ def write_corpus(root: Path, layout: Layout, tokens: int, document: int | None) 
             write_shard(root / source / f"{shard}.arrow", documents, dtype=np.uint16, layout=layout)
 
 
+def config(root: Path, lanes: int) -> dict[str, Any]:
+    return {
+        "path": str(root),
+        "sources": {name: {"weight": weight} for name, weight in WEIGHTS.items()},
+        "documents": {"eos": 0},
+        "pack": {"seq_len": LENGTH},
+        "shuffle": {"window": WINDOW},
+        "lanes": lanes,
+        "loader": {"batch_size": BATCH},
+    }
+
+
 def open_loader(root: Path, lanes: int) -> fmsdata.StatefulDataLoader:
-    return fmsdata.build_loader(
-        {
-            "path": str(root),
-            "sources": {name: {"weight": weight} for name, weight in WEIGHTS.items()},
-            "documents": {"eos": 0},
-            "pack": {"seq_len": LENGTH},
-            "shuffle": {"window": WINDOW},
-            "lanes": lanes,
-            "loader": {"batch_size": BATCH},
-        },
-        rank=0,
-        world_size=1,
-    )
+    """Without a thread that would read ahead while the copy has its turn."""
+    return fmsdata.build_loader(config(root, lanes), {"loader.prefetch": 0}, rank=0, world_size=1)
 
 
 def copy_speed(dtype: Any, tensors: int = 1) -> float:

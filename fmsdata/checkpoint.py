@@ -16,7 +16,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from fmsdata.arguments import whole
 from fmsdata.errors import CheckpointError, ConfigError, FmsdataWarning
@@ -26,6 +26,7 @@ from fmsdata.storage import Folder
 STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 FILE = re.compile(r"rank-([0-9]+)-of-([0-9]+)\.([0-9a-f]{8})\.([0-9]+)\.json")
 MARK = "complete"  # a file that tells that the checkpoint was complete once, and of which ranks and course
+Course: TypeAlias = tuple[int, str]  # ranks, and the digest
 PATIENCE = 3  # saves that may stay incomplete before it is said
 
 
@@ -70,11 +71,12 @@ class Checkpoints:
         step, own = state["step"], (world_size, _course(state))
         path = f"step-{step}/rank-{rank}-of-{world_size}.{own[1]}.{len(text)}.json"
         self._folder.write(path, text)
-        if own in self._sets(step)[0]:
+        sets = self._sets(step)
+        if own in sets.complete:
             self._waiting.clear()
             self._folder.write(f"step-{step}/{MARK}", _mark(own))
-            for name, parts in self._parts(step):
-                if (int(parts[2]), parts[3]) != own:
+            for name, course in sets.courses.items():
+                if course != own:
                     self._folder.remove_file(f"step-{step}/{name}")
             self._prune(step)
         else:
@@ -123,23 +125,17 @@ class Checkpoints:
         """Whether every lane of this step is there."""
         return bool(self._survey(step).files)
 
-    def _parts(self, step: int) -> list[tuple[str, re.Match[str]]]:
-        """The files of loaders in a checkpoint."""
-        names = sorted(self._folder.files(f"step-{step}"))
-        return [(name, match) for name in names if (match := FILE.fullmatch(name))]
-
-    def _sets(self, step: int) -> tuple[dict[tuple[int, str], dict[int, str]], str, bool]:
-        """The complete sets of files in a checkpoint, by ranks and course; why there is none; and if there was one."""
+    def _sets(self, step: int) -> "_Sets":
+        """What a listing tells of a checkpoint."""
         listed = self._folder.files(f"step-{step}")
-        found: dict[tuple[int, str], dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+        parts = [(name, match) for name in sorted(listed) if (match := FILE.fullmatch(name))]
+        found: dict[Course, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         torn = []
-        for name, size in sorted(listed.items()):
-            if match := FILE.fullmatch(name):
-                rank, world_size, course, told = match.groups()
-                if int(told) != size:
-                    torn.append(f"{name} has {size} bytes")
-                else:
-                    found[int(world_size), course][int(rank)].append(name)
+        for name, match in parts:
+            if int(match[4]) != listed[name]:
+                torn.append(f"{name} has {listed[name]} bytes")
+            else:
+                found[int(match[2]), match[3]][int(match[1])].append(name)
         complete = {
             key: {rank: names[0] for rank, names in files.items()}
             for key, files in found.items()
@@ -153,11 +149,11 @@ class Checkpoints:
             problem = f"rank {missing[0]} of {world_size} is missing" if missing else "a rank is there twice"
         else:
             problem = "it holds no file of a loader"
-        return complete, problem, MARK in listed
+        return _Sets({name: (int(match[2]), match[3]) for name, match in parts}, complete, problem, MARK in listed)
 
     def _survey(self, step: int) -> "_Survey":
         """The set of files to go on from, if there is one. Of several, the one that was completed last."""
-        complete, problem, was_complete = self._sets(step)
+        courses, complete, problem, was_complete = self._sets(step)
         files: Mapping[int, str] = {}
         if len(complete) == 1:
             (files,) = complete.values()
@@ -165,7 +161,7 @@ class Checkpoints:
             mark = self._folder.read(f"step-{step}/{MARK}") if was_complete else b""
             files = next((complete[key] for key in complete if _mark(key) == mark), {})
             problem = "it is there more than once, and nothing tells which was last: remove the files of one course"
-        return _Survey(files, problem, was_complete)
+        return _Survey(files, problem, was_complete, gone=not courses)
 
     def _wait_for_others(self, step: int) -> None:
         """Say so once if checkpoint after checkpoint stays incomplete: perhaps not all ranks save."""
@@ -175,9 +171,7 @@ class Checkpoints:
         if len(self._waiting) <= PATIENCE:
             return
         oldest = self._survey(self._waiting[0])
-        if oldest.files or not self._parts(
-            self._waiting[0]
-        ):  # another rank completed it, and may have removed it since
+        if oldest.files or oldest.gone:  # another rank completed it, and may have removed it since
             self._waiting.clear()
         elif len(self._waiting) == PATIENCE + 1:
             warnings.warn(
@@ -233,14 +227,24 @@ class Checkpoints:
                     self._folder.remove(f"step-{step}", first=MARK)
 
 
+class _Sets(NamedTuple):
+    """The files of a checkpoint, as far as their names and sizes tell."""
+
+    courses: dict[str, Course]  # of each file
+    complete: dict[Course, dict[int, str]]  # by rank, of the courses that have every rank's file
+    problem: str  # why there is none
+    was_complete: bool
+
+
 @dataclass(frozen=True)
 class _Survey:
     files: Mapping[int, str]  # by rank, if the checkpoint is complete
     problem: str
     was_complete: bool
+    gone: bool  # there is no file of a loader
 
 
-def _mark(own: tuple[int, str]) -> bytes:
+def _mark(own: Course) -> bytes:
     return f"{own[0]} ranks, course {own[1]}\n".encode()
 
 

@@ -97,10 +97,6 @@ class Work:
     notes: list[SharedMemory]  # what each worker is reading
 
     @property
-    def lanes(self) -> list[int]:
-        return list(self.places.lines)
-
-    @property
     def workers(self) -> int:
         return len(self.notes)
 
@@ -109,7 +105,7 @@ class Work:
         return int(np.frombuffer(self.rounds.read(8 * MEMORIES), np.int64)[number % MEMORIES])
 
     def worker_of_lane(self) -> dict[int, int]:
-        return {lane: i % self.workers for i, lane in enumerate(self.lanes)}
+        return {lane: i % self.workers for i, lane in enumerate(self.places.lines)}
 
 
 class _Worker(IterableDataset[Piece]):

@@ -560,8 +560,11 @@ folders = [Checkpoints({str(tmp_path)!r} + "/" + name, on_sigterm=True) for name
 one, other = [StatefulDataLoader(data, batch_size=2, rank=0, world_size=1, checkpoint=folder) for folder in folders]
 for step, batches in enumerate(zip(one, other), 1):
     if step == 3:
-        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        fork = multiprocessing.get_context("fork")
+        ready = fork.Event()  # Python drops signals that a child gets before it is set up
+        child = fork.Process(target=lambda: (ready.set(), time.sleep(60)))
         child.start()
+        ready.wait(20)
         child.terminate()
         child.join(20)
         print(child.exitcode, flush=True)
