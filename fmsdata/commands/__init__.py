@@ -1,0 +1,1 @@
+"""The commands of `fmsdata`, one a file. `fmsdata.cli` gathers them."""
