@@ -19,7 +19,7 @@ from fmsdata.errors import (
 from fmsdata.lanes import Rescalable
 from fmsdata.loader import StatefulDataLoader
 from fmsdata.map import Filter, Map
-from fmsdata.mixture import Mixture
+from fmsdata.mixture import Mixture, Phase
 from fmsdata.pack import Pack
 from fmsdata.reader import ShardReader
 from fmsdata.shuffle import Shuffle
@@ -45,6 +45,7 @@ __all__ = [
     "Map",
     "Mixture",
     "Pack",
+    "Phase",
     "Rescalable",
     "ShardReader",
     "Shuffle",

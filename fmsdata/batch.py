@@ -56,7 +56,7 @@ class Batch:
         line = np.repeat(np.arange(len(lines)), np.diff(lines.first))
         ends = offsets(spans[:, LENGTH])
         place = ends[:-1] - ends[lines.first[:-1]][line]
-        begins = spans[:, BEGINS] == 1
+        begins = (spans[:, BEGINS] & 1) == 1
         begins[lines.first[:-1]] = True
         number = np.cumsum(begins)
         number -= number[lines.first[:-1]][line]

@@ -24,9 +24,12 @@ START = 1  # where in the buffer they start
 LENGTH = 2
 DOCUMENT = 3  # the number of the document in its shard, or one of the two below
 POSITION = 4  # where in the stored document the span starts
-BEGINS = 5  # 1 if a new document begins here
+BEGINS = 5  # 1 if a new document begins here; and, until delimiters are put, one of the two below
 TAIL = 6  # 0, or 1 + a token that is in no shard and stands behind the others; it counts in the length
 COLUMNS = 7
+
+CONTINUED = 2  # what begins is not the start of a stored document: no BOS belongs in front
+UNFINISHED = 4  # what ends here is not the end of one: no EOS belongs behind
 
 GROUP = 128  # items whose pieces are made at once
 INSERTED = -1  # a token that is in no shard: BOS, EOS and the like

@@ -1,7 +1,10 @@
-"""Delimit: a BOS token in front of each document and an EOS token behind it, where it has none yet."""
+"""Delimit: a BOS token in front of each document and an EOS token behind it, where it has none yet.
+
+A document that comes in parts (see `fmsdata.rest`) has them at its own start and end only.
+"""
 
 from fmsdata.arguments import token
-from fmsdata.chunk import Chunk
+from fmsdata.chunk import BEGINS, CONTINUED, UNFINISHED, Chunk
 from fmsdata.stage import Lane, Stage, StageIterator, State
 
 
@@ -29,10 +32,13 @@ class _DelimitIterator(StageIterator):
 
     def read(self) -> Chunk:
         chunk = self._below.read()
+        begins, ends = chunk.spans[chunk.first[:-1], BEGINS], chunk.spans[chunk.first[1:] - 1, BEGINS]
         if self._bos is not None:
-            chunk = chunk.with_heads(chunk.first_tokens() != self._bos, self._bos)
+            where = (chunk.first_tokens() != self._bos) & (begins & CONTINUED == 0)
+            chunk = chunk.with_heads(where, self._bos)
         if self._eos is not None:
-            chunk = chunk.with_tails(chunk.last_tokens() != self._eos, self._eos)
+            where = (chunk.last_tokens() != self._eos) & (ends & UNFINISHED == 0)
+            chunk = chunk.with_tails(where, self._eos)
         return chunk
 
     def state(self, taken: int) -> State:

@@ -20,7 +20,7 @@ from fmsdata.batch import Row
 from fmsdata.chunk import Chunk, Item
 from fmsdata.errors import ConfigError, StageError, StateError
 from fmsdata.readers import ArrowShard
-from fmsdata.stage import OPEN_SHARDS, Lane, Stage, State, number, part, to_nobody
+from fmsdata.stage import OPEN_SHARDS, Lane, Stage, State, endless, number, part, to_nobody
 from fmsdata.state import Segment, pack_state, unpack_states
 from fmsdata.storage import Mapped, Recent
 
@@ -39,7 +39,7 @@ class Rescalable(IterableDataset[Item]):
     def __init__(self, lines: Stage, *, lanes: int, seed: int = 0) -> None:
         if not isinstance(lines, Stage):
             raise ConfigError(f"Rescalable takes a stage, not {lines!r}")
-        self.lines = lines
+        self.lines = endless(lines, "Rescalable")
         self.lanes = whole("lanes", lanes, least=1)
         self.seed = whole("seed", seed, least=None)
         self._newest: Samples | None = None  # the iteration whose state this dataset tells

@@ -17,7 +17,7 @@ from fmsdata.arguments import token, whole
 from fmsdata.chunk import BEGINS, BUFFER, LENGTH, POSITION, START, TAIL, Chunk
 from fmsdata.errors import ConfigError, StateError
 from fmsdata.keys import Ints
-from fmsdata.stage import Lane, Stage, StageIterator, State, number, part
+from fmsdata.stage import Lane, Stage, StageIterator, State, endless, number, part
 
 Mode = Literal["split", "pad"]
 
@@ -42,7 +42,7 @@ class Pack(Stage):
         eol: int | None = None,
         pad: int | None = None,
     ) -> None:
-        super().__init__(below)
+        super().__init__(endless(below, "Pack"))
         if mode not in MODES:
             raise ConfigError(f"pack mode {mode!r}: use {' or '.join(map(repr, MODES))}")
         self.mode = mode

@@ -5,6 +5,7 @@ keyed bijection for that epoch, and lane `l` of `L` takes `i = l, l + L, l + 2L,
 belongs to exactly one lane, at exactly one place.
 """
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
@@ -59,6 +60,13 @@ class LaneOrder:
         self._blocks, self._lane, self._lanes = blocks, lane, lanes
         self._seed, self._source = seed, source
         self._epoch = -1
+
+    def places(self, epochs: float | None) -> float:
+        """How many places of this lane are in the first epochs; the last may be a part of one."""
+        if epochs is None:
+            return math.inf
+        blocks = max(1, math.floor(epochs * self._blocks))
+        return max(0, -(-(blocks - self._lane) // self._lanes))
 
     def __getitem__(self, place: int) -> tuple[int, int]:
         """The epoch and the number of the block at this place of the lane."""

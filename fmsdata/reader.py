@@ -1,5 +1,6 @@
 """ShardReader: the documents of one source, in the order that the plan gives this lane."""
 
+import math
 import os
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from fmsdata.errors import ConfigError, CountsError, DataError, StateError
 from fmsdata.keys import Ints, key_of, mix, mix_array, offsets
 from fmsdata.plan import LaneOrder, cut_blocks
 from fmsdata.readers import ArrowShard, Tokens, open_shard
-from fmsdata.stage import Lane, Size, Stage, StageIterator, State, number
+from fmsdata.stage import Exhausted, Lane, Size, Stage, StageIterator, State, number
 from fmsdata.storage import Mapped, local_path
 
 BLOCK_TOKENS = 1 << 18
@@ -28,7 +29,8 @@ class ShardReader(Stage):
     """The documents of a folder of shards, endlessly: each exactly once per epoch, in another order each epoch.
 
     `strip` removes these tokens at either end of a document, as many as stand there; documents shorter than
-    `min_length` after that are skipped, and so are empty ones.
+    `min_length` after that are skipped, and so are empty ones. After `max_epochs` epochs, of which the last need not
+    be whole, it ends. `folder` is what a saved state remembers of where it is, for when it is removed from the mix.
 
     >>> reader = ShardReader("corpus/web", strip=[0], min_length=8)     # doctest: +SKIP
     """
@@ -42,6 +44,8 @@ class ShardReader(Stage):
         strip: Collection[int] = (),
         min_length: int = 1,
         block_tokens: int = BLOCK_TOKENS,
+        max_epochs: float | None = None,
+        folder: str | None = None,
     ) -> None:
         self.path = local_path(path)
         self.name = name or self.path.absolute().name
@@ -51,6 +55,8 @@ class ShardReader(Stage):
         self.strip = tuple(sorted({whole("a token to strip", token) for token in strip}))
         self.min_length = whole("min_length", min_length)
         self.block_tokens = whole("block_tokens", block_tokens, least=1)
+        self.max_epochs = _checked_epochs(max_epochs)
+        self.folder = folder
         self.counts = read_counts(self.path, column)
         if not self.counts.documents.sum():
             raise DataError(f"{self.path}: its {len(self.counts.shards)} shards hold no documents")
@@ -72,6 +78,8 @@ class ShardReader(Stage):
             "strip": list(self.strip),
             "min_length": self.min_length,
             "block_tokens": self.block_tokens,
+            "max_epochs": self.max_epochs,
+            "folder": self.folder,
         }
 
     def describe(self, source: str = "") -> State:
@@ -79,6 +87,9 @@ class ShardReader(Stage):
 
     def size(self) -> Size:
         return Size(int(self.counts.documents.sum()), int(self.counts.tokens.sum()))
+
+    def ends(self) -> bool:
+        return self.max_epochs is not None
 
     def open_shard(self, shard: int, source: str, mapped: Mapped) -> ArrowShard:
         """Open a shard and hold it against its counts."""
@@ -120,6 +131,7 @@ class _ReaderIterator(StageIterator):
         self._order = LaneOrder(
             self._plan.blocks, lane=lane.index, lanes=lane.count, seed=lane.seed, source=self._source
         )
+        self._last = self._order.places(reader.max_epochs)  # how many blocks there are for this lane
         self._place = number(state, "block")  # the block to read next
         self._visited = number(state, "document")  # documents of it that were visited before
         # Documents to read at once. Grows, so that a rare source starts fast and a frequent one runs fast.
@@ -133,10 +145,15 @@ class _ReaderIterator(StageIterator):
             blocks: list[_LaneBlock] = []
             documents = tokens = 0
             while not blocks or (documents < self._wanted and tokens < CHUNK_TOKENS):
+                if self._place + len(blocks) >= self._last:
+                    break
                 block = self._read_block(*self._order[self._place + len(blocks)])
                 blocks.append(block)
                 documents += len(block.length)
                 tokens += int(block.length.sum())
+            if not blocks:
+                self._at = np.array([[self._place, self._visited]])
+                raise Exhausted
             if self._visited > len(blocks[0].length):
                 raise StateError(f"{self._visited} documents are visited of a block of {len(blocks[0].length)}")
             chunk = self._in_order(blocks)
@@ -215,6 +232,14 @@ class _ReaderIterator(StageIterator):
                 f"source {self._source!r}: none of its {self._reader.size().documents} documents has at least {least} "
                 "tokens (min_length) after stripping; lower min_length or remove the source"
             )
+
+
+def _checked_epochs(epochs: float | None) -> float | None:
+    if epochs is None:
+        return None
+    if isinstance(epochs, bool) or not isinstance(epochs, int | float) or not 0 < epochs < math.inf:
+        raise ConfigError(f"max_epochs is {epochs!r}; it must be a number above zero, or None for no end")
+    return epochs
 
 
 def _strip(

@@ -4,7 +4,7 @@ from fmsdata.arguments import whole
 from fmsdata.chunk import Chunk
 from fmsdata.errors import StateError
 from fmsdata.keys import key_of, keyed_order
-from fmsdata.stage import Cursor, Lane, Stage, StageIterator, State, number, part
+from fmsdata.stage import Cursor, Lane, Stage, StageIterator, State, endless, number, part
 
 
 class Shuffle(Stage):
@@ -14,7 +14,7 @@ class Shuffle(Stage):
     """
 
     def __init__(self, below: Stage, *, window: int) -> None:
-        super().__init__(below)
+        super().__init__(endless(below, "Shuffle"))
         self.window = whole("shuffle window", window, least=1)  # 1 keeps the order
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:

@@ -9,6 +9,7 @@ iterator. Where chunks begin and end has no meaning; the order of items has.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -41,10 +42,15 @@ class Lane:
     shards: Recent[ArrowShard] = field(default_factory=lambda: Recent(OPEN_SHARDS))
     mapped: Mapped = field(default_factory=Mapped)
     reading: Callable[[str], None] = to_nobody  # is told what is read, before it is
+    marks: bool = False  # instead of where tokens come from, tell which tokens of a mixture's source they are
 
     def named(self, name: str) -> "Lane":
         """The same lane, for what lies below one name of a mixture."""
         return replace(self, source=below_name(self.source, name))
+
+
+class Exhausted(Exception):
+    """A source with `max_epochs` has given all that it may."""
 
 
 class Size(NamedTuple):
@@ -59,7 +65,10 @@ class StageIterator(ABC):
 
     @abstractmethod
     def read(self) -> Chunk:
-        """The next items, at least one."""
+        """The next items, at least one.
+
+        Raises `Exhausted` if there are none, and never will be; `state(0)` is then the state at the end.
+        """
 
     @abstractmethod
     def state(self, taken: int) -> State:
@@ -112,6 +121,10 @@ class Stage(IterableDataset[Item]):
         sizes = [stage.size() for stage in self.children().values()]
         return Size(sum(size.documents for size in sizes), sum(size.tokens for size in sizes))
 
+    def ends(self) -> bool:
+        """Whether the items come to an end. Only what is mixed with an endless source may."""
+        return any(stage.ends() for stage in self.children().values())
+
     def twins_below(self) -> int:
         """How many stages of the same class lie below, so that two of them don't make the same random choices."""
         return max((_count(stage, type(self)) for stage in self.children().values()), default=0)
@@ -119,8 +132,9 @@ class Stage(IterableDataset[Item]):
     def __iter__(self) -> Iterator[Item]:
         """The items, one by one, as a single lane reads them. To read on several ranks, put a `Rescalable` on top."""
         iterator = self.open(Lane())
-        while True:
-            yield from iterator.read()
+        with suppress(Exhausted):
+            while True:
+                yield from iterator.read()
 
 
 class Cursor:
@@ -166,9 +180,10 @@ class _TransformIterator(StageIterator):
             self._skip = 0
         dropped = 0
         while True:
+            self._parents, self._read = [], 0
             chunk = self._below.read()
             items: list[Item] = []
-            self._parents, self._read = [], len(chunk)
+            self._read = len(chunk)
             for i, item in enumerate(chunk):
                 made = self._make(item)[self._skip if i == 0 else 0 :]
                 items += made
@@ -219,6 +234,24 @@ def number(state: State | None, name: str) -> int:
     if type(value) is not int or not 0 <= value < 1 << 62:
         raise StateError(f"{name!r} is {value!r} where a count belongs: the state is torn or was edited")
     return value
+
+
+def whole_number(state: State | None, name: str) -> int:
+    """A number in a saved state that may be below zero; 0 if there is no state."""
+    value = 0 if state is None else state.get(name) if isinstance(state, Mapping) else None
+    if type(value) is not int or not abs(value) < 1 << 62:
+        raise StateError(f"{name!r} is {value!r} where a number belongs: the state is torn or was edited")
+    return value
+
+
+def endless(stage: Stage, who: str) -> Stage:
+    """The stage, if its items never end."""
+    if isinstance(stage, Stage) and stage.ends():
+        raise ConfigError(
+            f"{who} reads a source with max_epochs, which would end at another step on every rank; "
+            "mix it with one that has no max_epochs, or leave max_epochs away and count steps"
+        )
+    return stage
 
 
 def part(state: State | None, name: str) -> State | None:
