@@ -3,6 +3,7 @@
 import difflib
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -191,17 +192,10 @@ def _task(config: Config) -> CausalLM:
 
 def _mixture(config: Config) -> Mixture:
     root = local_path(config.path)
-    documents = config.documents
     paths = _source_paths(root, config.sources)
 
     def reader(name: str) -> ShardReader:
-        return ShardReader(
-            paths[name],
-            name=name,
-            column=documents.column,
-            strip=documents.strip,
-            min_length=documents.min_length,
-        )
+        return _reader(paths[name], name, root, config.documents)
 
     if config.sources is not None:
         weights = {name: source.weight for name, source in config.sources.items()}
@@ -209,7 +203,23 @@ def _mixture(config: Config) -> Mixture:
     readers = {name: reader(name) for name in paths}
     if config.sources is None:
         weights = {name: max(1, one.size().tokens) for name, one in readers.items()}
-    return Mixture(readers, weights)
+    return Mixture(readers, weights, find=partial(_find_removed, root, config.documents))
+
+
+def _reader(path: Path, name: str, root: Path, documents: DocumentsConfig) -> ShardReader:
+    return ShardReader(
+        path,
+        name=name,
+        column=documents.column,
+        strip=documents.strip,
+        min_length=documents.min_length,
+        folder=os.path.relpath(path, root),
+    )
+
+
+def _find_removed(root: Path, documents: DocumentsConfig, name: str, description: Mapping[str, Any]) -> ShardReader:
+    """A source that is not in the configuration any more, where it was when the run was saved."""
+    return _reader(root / description["folder"], name, root, documents)
 
 
 def _source_paths(root: Path, sources: Mapping[str, SourceConfig] | None) -> dict[str, Path]:
