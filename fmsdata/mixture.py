@@ -211,9 +211,9 @@ def unpack_sources(state: State) -> dict[str, SourceState]:
 class _Feed:
     """One source of the mixture at work."""
 
-    def __init__(self, iterator: WithRest, *, offset: float, taken: int, shift: int, weight: float) -> None:
+    def __init__(self, iterator: WithRest, *, offset: tuple[int, int], taken: int, shift: int, weight: float) -> None:
         self.iterator = iterator
-        self._offset = offset
+        self._offset = offset  # as a part of so many
         self._before = taken  # tokens taken before the chunk
         self._shift = shift
         self.weight = weight
@@ -234,12 +234,16 @@ class _Feed:
             self._chunk, self._begin, self._cursor = chunk, 0, 0
             self._ends = np.zeros(1, np.int64) if chunk is None else offsets(chunk.lengths())
             self._tell_due()
-        return math.inf if self.ended else (self._before + self._shift + int(self._ends[-1])) / self.weight
+        return math.inf if self.ended else self._time(self._before + self._shift + int(self._ends[-1]), 0)
 
     def _tell_due(self) -> None:
         if self.weight:
-            middle = self._ends[:-1] + self._offset * np.diff(self._ends)
-            self._due = (middle + (self._before + self._shift)) / self.weight
+            self._due = self._time(self._ends[:-1] + (self._before + self._shift), np.diff(self._ends))
+
+    def _time(self, given: Any, length: Any) -> Any:
+        """When documents are due. Whole numbers up to the division, so that it does not matter where chunks begin."""
+        part, parts = self._offset
+        return (given * parts + length * part) / (self.weight * parts)
 
     def take_until(self, time: float) -> tuple[Chunk, npt.NDArray[np.float64]]:
         """The documents due before a moment, and when each is due."""
@@ -289,7 +293,7 @@ class _MixtureIterator(StageIterator):
             order = Permutation(lane.count, key_of(lane.seed, "offset", below.source))
             self._feeds[name] = _Feed(
                 WithRest(stage, below, mine.rest, mine.below),
-                offset=(order(lane.index) + 0.5) / lane.count,
+                offset=(2 * order(lane.index) + 1, 2 * lane.count),
                 taken=mine.taken,
                 shift=mine.shift,
                 weight=self._phase.weights[name],
@@ -325,11 +329,11 @@ class _MixtureIterator(StageIterator):
         """Leave the chunk behind, and go over to the next phase if it is time."""
         counts = self._counts(len(self._from))
         phase = self._phase_after(counts)
-        leads = self._leads(counts, phase)
-        for (name, feed), count in zip(self._feeds.items(), counts, strict=True):
+        leads = self._leads(counts, phase) if phase is not self._phase else {}
+        for feed, count in zip(self._feeds.values(), counts, strict=True):
             feed.settle(count)
-            if phase is not self._phase:
-                feed.change(phase.weights[name], leads[name])
+        for name, lead in leads.items():
+            self._feeds[name].change(phase.weights[name], lead)
         self._phase = phase
         self._from = self._from[:0]
 
