@@ -84,6 +84,7 @@ class Schedule:
             raise ConfigError(f"world size {most} is more than the {lanes} lanes of this run")
         self._lanes = lanes
         self._history = list(history)
+        self._known: dict[int, Ints] = {}
         self._before = [np.zeros(lanes, np.int64)]  # the lines taken of each lane when each segment began
         for segment, following in pairwise(history):
             self._before.append(self._after(segment, self._before[-1], following.step))
@@ -94,8 +95,10 @@ class Schedule:
 
     def lines(self, step: int) -> Ints:
         """How many lines of each lane were taken in the first so many steps."""
-        part = self._part(step)
-        return self._after(self._history[part], self._before[part], step)
+        if step not in self._known:
+            part = self._part(step)
+            self._known[step] = self._after(self._history[part], self._before[part], step)
+        return self._known[step]
 
     def samples(self, step: int) -> list[list[int]]:
         """The samples of a step: for each rank, row by row."""
