@@ -1,17 +1,19 @@
 """Trace: what was in a step of a run, and in which steps a document was seen.
 
-Who gets which sample when is arithmetic on the world and batch sizes that the run had; a checkpoint tells them. What
-is in a sample comes from planning its lane up to there, from the start or from a checkpoint: nothing is gathered, and
-nothing is written. A document is in one block, each epoch gives that block to one lane, and only that lane is read.
+Which samples are in a step follows from the world and batch sizes that the run had, which a checkpoint tells. What
+is in a sample comes from planning its lane up to there, from the start or from a checkpoint: no tokens are gathered,
+and nothing is written. A document is in one block, and each epoch gives that block to one lane at one place: that
+lane is read, if any lane at all has come that far.
 """
 
 import difflib
 import json
+import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import count
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,15 +22,17 @@ from fmsdata.arguments import whole
 from fmsdata.checkpoint import Checkpoints
 from fmsdata.chunk import DOCUMENT, Chunk, epochs, provenance
 from fmsdata.errors import CheckpointError, ConfigError, StateError
-from fmsdata.keys import Ints, offsets
-from fmsdata.lanes import Rescalable, Turns
+from fmsdata.lanes import Rescalable
 from fmsdata.mixture import Mixture
 from fmsdata.plan import cut_blocks, place_of
 from fmsdata.reader import ShardReader
 from fmsdata.readers import ArrowShard
+from fmsdata.schedule import Schedule
 from fmsdata.stage import OPEN_SHARDS, Lane, State, number, part
 from fmsdata.state import Saved, Segment, continued, unpack_states
 from fmsdata.storage import Mapped, Recent
+
+NAME = re.compile(r"(.+)#([0-9]{1,18})")
 
 
 class Seen(NamedTuple):
@@ -62,83 +66,6 @@ class Found:
     start: int
     stop: int
     seen: tuple[Seen, ...]
-
-
-class Schedule:
-    """Which samples are in which step, from the world and batch sizes that a run had. Nothing is read.
-
-    >>> schedule = Schedule([Segment(0, 2, 3)], lanes=4)
-    >>> schedule.samples(1)
-    [[0, 2, 4], [1, 3, 5]]
-    >>> schedule.when(5)
-    (1, 1, 2)
-    """
-
-    def __init__(self, history: Sequence[Segment], lanes: int) -> None:
-        steps = [segment.step for segment in history]
-        if steps[:1] != [0] or any(later <= earlier for earlier, later in pairwise(steps)):
-            raise StateError(
-                f"the run's history is {[list(one) for one in history]}: it must begin at step 0 and go on"
-            )
-        if (most := max(segment.world_size for segment in history)) > lanes:
-            raise ConfigError(f"world size {most} is more than the {lanes} lanes of this run")
-        self._lanes = lanes
-        self._history = list(history)
-        self._known: dict[int, Ints] = {}
-        self._before = [np.zeros(lanes, np.int64)]  # the lines taken of each lane when each segment began
-        for segment, following in pairwise(history):
-            self._before.append(self._after(segment, self._before[-1], following.step))
-
-    def segment(self, step: int) -> Segment:
-        """The world and batch size of a step, and since when."""
-        return self._history[self._part(step)]
-
-    def lines(self, step: int) -> Ints:
-        """How many lines of each lane were taken in the first so many steps."""
-        if step not in self._known:
-            part = self._part(step)
-            self._known[step] = self._after(self._history[part], self._before[part], step)
-        return self._known[step]
-
-    def samples(self, step: int) -> list[list[int]]:
-        """The samples of a step: for each rank, row by row."""
-        _, world_size, batch_size = self.segment(step)
-        lines = self.lines(step - 1).tolist()
-        lanes = [range(rank, self._lanes, world_size) for rank in range(world_size)]
-        return [Turns({lane: lines[lane] for lane in mine}, self._lanes).take(batch_size) for mine in lanes]
-
-    def when(self, sample: int) -> tuple[int, int, int]:
-        """The step, the rank and the row in which a sample was handed out."""
-        line, lane = divmod(sample, self._lanes)
-        part = max(part for part, before in enumerate(self._before) if before[lane] <= line)
-        begin, world_size, batch_size = self._history[part]
-        lanes = np.arange(lane % world_size, self._lanes, world_size)
-        earlier = np.maximum(0, line + (lanes < lane) - self._before[part][lanes]).sum()
-        step, row = divmod(int(earlier), batch_size)
-        return begin + step + 1, lane % world_size, row
-
-    def _part(self, step: int) -> int:
-        return max(0, bisect_left(self._history, step, key=lambda segment: segment.step) - 1)
-
-    def _after(self, segment: Segment, before: Ints, step: int) -> Ints:
-        lines = before.copy()
-        for rank in range(segment.world_size):
-            mine = before[rank :: segment.world_size]
-            lines[rank :: segment.world_size] = _filled(mine, (step - segment.step) * segment.batch_size)
-        return lines
-
-
-def _filled(lines: Ints, taken: int) -> Ints:
-    """The lines of a rank's lanes after so many more samples, each of the lane with the fewest, ties by number."""
-    order = np.argsort(lines, kind="stable")
-    low = lines[order]
-    until_level = low * np.arange(len(low)) - offsets(low)[:-1]  # samples until all before a lane are level with it
-    sharing = np.sort(order[: np.searchsorted(until_level, taken, side="right")])
-    level, rest = divmod(taken + int(lines[sharing].sum()), len(sharing))
-    out = lines.copy()
-    out[sharing] = level
-    out[sharing[:rest]] += 1
-    return out
 
 
 class Trace:
@@ -312,30 +239,14 @@ class Trace:
     def _document(self, name: str) -> "_Document":
         """The document that a user means, and what an epoch brings of it."""
         readers = _readers(self.data)
-        path, _, digits = name.rpartition("#")
-        if not path or not digits.isdecimal():
-            raise ConfigError(f"document {name!r}: write source/shard#number, such as web/part-0.arrow#17")
-        fitting = [source for source in sorted(readers, key=len, reverse=True) if path.startswith(f"{source}/")]
-        if not fitting:
-            folder = path.rpartition("/")[0] or path
-            raise ConfigError(f"document {name!r}: there is no such source; {_suggestion(folder, sorted(readers))}")
-        for source in fitting:
-            shard, counts = path[len(source) + 1 :], readers[source].counts
-            if shard in counts.shards:
-                break
-        else:
-            source, counts = fitting[0], readers[fitting[0]].counts
-            close = _suggestion(path[len(source) + 1 :], counts.shards)
-            raise ConfigError(f"document {name!r}: source {source!r} has no such shard; {close}")
-        which, document = counts.shards.index(shard), int(digits)
-        if document >= (documents := int(counts.documents[which])):
-            raise ConfigError(f"document {name!r}: the shard has {documents} documents, 0 to {documents - 1}")
+        source, shard, document = _parse(name, readers)
         reader = readers[source]
         plan = cut_blocks(reader.counts, self.data.lanes, reader.block_tokens)
-        found = _Document(source, shard, document, plan.block_of(which, document), plan.blocks, 0, 0)
+        block = plan.block_of(reader.counts.shards.index(shard), document)
+        found = _Document(source, shard, document, block, plan.blocks, 0, 0)
         lane, place = self._place(found, 0)
-        block = reader.open(self._lane(lane).named(source), {"block": place, "document": 0}).read()
-        spans = [span for spans in provenance(block) for span in spans if span[:3] == found[:3]]
+        chunk = reader.open(self._lane(lane).named(source), {"block": place, "document": 0}).read()
+        spans = [span for spans in provenance(chunk) for span in spans if span[:3] == found[:3]]
         return found._replace(start=spans[0].start, stop=spans[0].stop) if spans else found
 
     def _place(self, document: "_Document", epoch: int) -> tuple[int, int]:
@@ -449,10 +360,29 @@ def _readers(data: Rescalable) -> dict[str, ShardReader]:
     return readers
 
 
+def _parse(name: str, readers: Mapping[str, ShardReader]) -> tuple[str, str, int]:
+    """The source, the shard and the number of a document. Names of sources may hold slashes: the longest that fits."""
+    match = NAME.fullmatch(name)
+    if match is None:
+        raise ConfigError(f"document {name!r}: write source/shard#number, such as web/part-0.arrow#17")
+    path, document = match[1], int(match[2])
+    fitting = [source for source in sorted(readers, key=len, reverse=True) if path.startswith(f"{source}/")]
+    if not fitting:
+        folder = path.rpartition("/")[0] or path
+        raise ConfigError(f"document {name!r}: there is no such source; {_suggestion(folder, sorted(readers))}")
+    for source in fitting:
+        shard, counts = path[len(source) + 1 :], readers[source].counts
+        if shard in counts.shards:
+            documents = int(counts.documents[counts.shards.index(shard)])
+            if document >= documents:
+                raise ConfigError(f"document {name!r}: the shard has {documents} documents, 0 to {documents - 1}")
+            return source, shard, document
+    close = _suggestion(path[len(fitting[0]) + 1 :], readers[fitting[0]].counts.shards)
+    raise ConfigError(f"document {name!r}: source {fitting[0]!r} has no such shard; {close}")
+
+
 def _suggestion(given: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(given, known, n=3)
-    return (
-        f"did you mean {' or '.join(close)}?"
-        if close
-        else f"there are {', '.join(known[:10])}" + (f" and {len(known) - 10} more" if len(known) > 10 else "")
-    )
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"there are {', '.join(known[:10])}" + (f" and {len(known) - 10} more" if len(known) > 10 else "")

@@ -21,8 +21,9 @@ from fmsdata.cli import main
 from fmsdata.config import build_data, read_config
 from fmsdata.counts import read_counts
 from fmsdata.lanes import Turns
+from fmsdata.schedule import Schedule
 from fmsdata.state import Segment
-from fmsdata.trace import Schedule, Seen, Trace
+from fmsdata.trace import Seen, Trace
 
 FMSDATA = Path(sys.executable).parent / "fmsdata"
 Part = tuple[int, int, int]  # world size, batch size, steps

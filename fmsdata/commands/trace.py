@@ -172,9 +172,10 @@ def _print_document(out: Console, found: dict[str, Any], since: int, until: int,
         tokens = sum(one["stop"] - one["start"] for one in pieces)
         where = _list(sorted({one["step"] for one in pieces}))
         what = "whole" if len(pieces) == 1 else f"in {len(pieces)} pieces"
-        if tokens < length:
-            what = f"{tokens} of {_many(length, 'token')}, the others not in {steps};"
-        out.print(f"epoch {epoch}: {what}, in {where}")
+        if tokens == length:
+            out.print(f"epoch {epoch}: {what}, in {where}")
+        else:
+            out.print(f"epoch {epoch}: {tokens} of {_many(length, 'token')}, in {where}; the others not in {steps}")
 
 
 def _name(one: dict[str, Any]) -> str:
