@@ -259,6 +259,19 @@ def test_lanes_that_are_epochs_apart_hide_no_document(tmp_path: Path) -> None:
     assert max(one.epoch for one in truth) > 15
 
 
+def test_a_document_of_a_block_that_a_checkpoint_falls_into_is_found(tmp_path: Path) -> None:
+    """Asked alone, it is looked for from the last checkpoint before its block, not from one in the middle of it."""
+    rng = np.random.default_rng(6)
+    write_source(tmp_path / "web", documents(rng, 600, longest=9, shortest=1), shards=1)
+    write_source(tmp_path / "wiki", documents(rng, 5, shortest=1), shards=1)
+    truth = run_chain(tmp_path, tmp_path / "saved", [(2, 1, 90)], lanes=2, shuffle__window=2)
+    run = Trace(data_of(tmp_path, lanes=2, shuffle__window=2), checkpoints=fmsdata.Checkpoints(str(tmp_path / "saved")))
+    for name in names(tmp_path)[:600:11]:
+        (one,) = run.documents([name])
+        expected = [seen for seen in truth if seen[4:7] == (one.source, one.shard, one.document)]
+        assert sorted(without_samples(list(one.seen))) == sorted(expected)
+
+
 def test_tracing_writes_nothing(corpus: Path, tmp_path: Path, command: Command) -> None:
     run_chain(corpus, tmp_path / "saved", [(2, 2, 10)])
     config = write_config(corpus, tmp_path / "saved")
