@@ -125,6 +125,13 @@ class Checkpoints:
         """Whether every lane of this step is there."""
         return bool(self._survey(step).files)
 
+    def read(self, step: int, lanes: Sequence[int]) -> list[State]:
+        """The states that hold these lanes, of a complete checkpoint: to look into, also where there is a newer one."""
+        survey = self._survey(step)
+        if not survey.files:
+            raise CheckpointError(f"{self._folder}: step-{step} can't be used, {survey.problem}")
+        return self._read(step, survey.files, lanes)
+
     def _sets(self, step: int) -> "_Sets":
         """What a listing tells of a checkpoint."""
         listed = self._folder.files(f"step-{step}")

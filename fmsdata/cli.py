@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fmsdata.commands.trace import trace
 from fmsdata.counts import write_index
 from fmsdata.demo import run_demo
 from fmsdata.errors import FmsdataError
@@ -36,6 +37,9 @@ def index(
 ) -> None:
     """Count the documents and tokens of every shard below a folder, and keep the counts in FOLDER/meta/counts.csv."""
     Console().print(f"wrote {write_index(folder, column)}", soft_wrap=True)
+
+
+app.command()(trace)
 
 
 def main() -> None:

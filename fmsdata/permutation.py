@@ -39,6 +39,22 @@ class Permutation:
             if i < self.n:
                 return i
 
+    def inverse(self, place: int) -> int:
+        """The number that has this place.
+
+        >>> p = Permutation(10, key=7)
+        >>> [p.inverse(p(i)) for i in range(10)]
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+        """
+        while True:
+            y, x = divmod(place, self._a)
+            for first, second in reversed(self._keys):
+                x = (x - (mix(y ^ second) >> 16)) % self._a
+                y = (y - (mix(x ^ first) >> 16)) % self._b
+            place = y * self._a + x
+            if place < self.n:
+                return place
+
     def array(self, i: Ints) -> Ints:
         """The places of many numbers at once; the same values as calling with each."""
         out: Keys = self._once(i.astype(np.uint64))

@@ -37,6 +37,11 @@ class Plan:
         documents = self.documents[shard]
         return shard, part * documents // parts, (part + 1) * documents // parts
 
+    def block_of(self, shard: int, document: int) -> int:
+        """The block that a document is in."""
+        first, behind = self.first_block[shard : shard + 2]
+        return first + ((document + 1) * (behind - first) - 1) // self.documents[shard]
+
 
 @lru_cache(maxsize=256)
 def cut_blocks(counts: Counts, lanes: int, block_tokens: int) -> Plan:
@@ -75,3 +80,10 @@ class LaneOrder:
             self._epoch = epoch
             self._permutation = Permutation(self._blocks, key_of(self._seed, self._source, epoch))
         return epoch, self._permutation(position)
+
+
+def place_of(block: int, epoch: int, *, blocks: int, lanes: int, seed: int, source: str) -> tuple[int, int]:
+    """The lane that reads a block of a source in an epoch, and at which place of its order: `LaneOrder` in reverse."""
+    position = Permutation(blocks, key_of(seed, source, epoch)).inverse(block)
+    place, lane = divmod(epoch * blocks + position, lanes)
+    return lane, place

@@ -69,6 +69,22 @@ def test_numbers_next_to_a_square_are_permuted_like_others(key: int, base: int, 
     assert places == [permutation(i) for i in inputs.tolist()]
 
 
+def test_the_inverse_leads_back_for_every_small_n() -> None:
+    for n in range(1, 301):
+        permutation = Permutation(n, key_of("back", n))
+        assert [permutation.inverse(permutation(i)) for i in range(n)] == list(range(n))
+        assert sorted(map(permutation.inverse, range(n))) == list(range(n))
+
+
+@settings(deadline=None)
+@given(n=st.integers(1, 10**12), key=KEYS, data=st.data())
+def test_the_inverse_leads_back_and_forth(n: int, key: int, data: st.DataObject) -> None:
+    permutation = Permutation(n, key)
+    i = data.draw(st.integers(0, n - 1))
+    assert permutation.inverse(permutation(i)) == i
+    assert permutation(permutation.inverse(i)) == i
+
+
 def test_an_empty_array_has_no_places() -> None:
     assert Permutation(10, 1).array(np.empty(0, np.int64)).tolist() == []
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmsdata.counts import Counts
-from fmsdata.plan import BLOCKS_PER_LANE, LaneOrder, Plan, cut_blocks
+from fmsdata.plan import BLOCKS_PER_LANE, LaneOrder, Plan, cut_blocks, place_of
 
 SHARDS = st.lists(st.tuples(st.integers(0, 500), st.integers(0, 5000)), min_size=1, max_size=12)
 
@@ -169,3 +169,23 @@ def test_far_epochs_of_a_huge_source_are_planned_at_once() -> None:
     places = [order[10**12 + i] for i in range(100)]
     assert {epoch for epoch, _ in places} == {1000}
     assert len({block for _, block in places}) == 100
+
+
+@settings(deadline=None)
+@given(shards=SHARDS, lanes=st.integers(1, 300), block_tokens=st.integers(1, 10**6))
+def test_the_block_of_a_document_is_the_one_that_holds_it(
+    shards: list[tuple[int, int]], lanes: int, block_tokens: int
+) -> None:
+    counts = make_counts([documents for documents, _ in shards], [mean for _, mean in shards])
+    plan = cut_blocks(counts, lanes, block_tokens)
+    for number, (shard, first, stop) in enumerate(all_blocks(plan)):
+        assert {plan.block_of(shard, document) for document in (first, (first + stop) // 2, stop - 1)} == {number}
+
+
+@pytest.mark.parametrize(("blocks", "lanes"), [(1, 1), (5, 24), (24, 24), (25, 24), (1000, 24), (1000, 7)])
+def test_the_place_of_a_block_is_where_its_lane_reads_it(blocks: int, lanes: int) -> None:
+    orders = [LaneOrder(blocks, lane=lane, lanes=lanes, seed=5, source="web") for lane in range(lanes)]
+    for epoch in range(3):
+        for block in {0, blocks // 2, blocks - 1}:
+            lane, place = place_of(block, epoch, blocks=blocks, lanes=lanes, seed=5, source="web")
+            assert orders[lane][place] == (epoch, block)

@@ -1,0 +1,89 @@
+"""Who gets which sample when: arithmetic on the world and batch sizes that a run had. Nothing is read."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from fmsdata.errors import ConfigError, StateError
+from fmsdata.keys import Ints, offsets
+from fmsdata.lanes import Turns
+from fmsdata.state import Segment
+
+
+class Schedule:
+    """Which samples are in which step of a run with this history. Steps count from 1.
+
+    >>> schedule = Schedule([Segment(0, 2, 3)], lanes=4)
+    >>> schedule.samples(1)
+    [[0, 2, 4], [1, 3, 5]]
+    >>> schedule.when(5)
+    (1, 1, 2)
+    """
+
+    def __init__(self, history: Sequence[Segment], lanes: int) -> None:
+        steps = [segment.step for segment in history]
+        if steps[:1] != [0] or any(later <= earlier for earlier, later in pairwise(steps)):
+            raise StateError(
+                f"the run's history is {[list(one) for one in history]}: it must begin at step 0 and go on"
+            )
+        if (most := max(segment.world_size for segment in history)) > lanes:
+            raise ConfigError(f"world size {most} is more than the {lanes} lanes of this run")
+        self._lanes = lanes
+        self._history = list(history)
+        self._known: dict[int, Ints] = {}
+        self._before = [np.zeros(lanes, np.int64)]  # the lines taken of each lane when each segment began
+        for segment, following in pairwise(history):
+            self._before.append(self._after(segment, self._before[-1], following.step))
+
+    def segment(self, step: int) -> Segment:
+        """The world and batch size of a step, and since when."""
+        return self._history[self._part(step)]
+
+    def lines(self, step: int) -> Ints:
+        """How many lines of each lane were taken in the first so many steps."""
+        if step not in self._known:
+            part = self._part(step)
+            self._known[step] = self._after(self._history[part], self._before[part], step)
+        return self._known[step]
+
+    def samples(self, step: int) -> list[list[int]]:
+        """The samples of a step: for each rank, row by row."""
+        _, world_size, batch_size = self.segment(step)
+        lines = self.lines(step - 1).tolist()
+        lanes = [range(rank, self._lanes, world_size) for rank in range(world_size)]
+        return [Turns({lane: lines[lane] for lane in mine}, self._lanes).take(batch_size) for mine in lanes]
+
+    def when(self, sample: int) -> tuple[int, int, int]:
+        """The step, the rank and the row in which a sample was handed out."""
+        line, lane = divmod(sample, self._lanes)
+        part = max(part for part, before in enumerate(self._before) if before[lane] <= line)
+        begin, world_size, batch_size = self._history[part]
+        lanes = np.arange(lane % world_size, self._lanes, world_size)
+        earlier = np.maximum(0, line + (lanes < lane) - self._before[part][lanes]).sum()
+        step, row = divmod(int(earlier), batch_size)
+        return begin + step + 1, lane % world_size, row
+
+    def _part(self, step: int) -> int:
+        return max(0, bisect_left(self._history, step, key=lambda segment: segment.step) - 1)
+
+    def _after(self, segment: Segment, before: Ints, step: int) -> Ints:
+        lines = before.copy()
+        for rank in range(segment.world_size):
+            mine = before[rank :: segment.world_size]
+            lines[rank :: segment.world_size] = _filled(mine, (step - segment.step) * segment.batch_size)
+        return lines
+
+
+def _filled(lines: Ints, taken: int) -> Ints:
+    """The lines of a rank's lanes after so many more samples, each of the lane with the fewest, ties by number."""
+    order = np.argsort(lines, kind="stable")
+    low = lines[order]
+    until_level = low * np.arange(len(low)) - offsets(low)[:-1]  # samples until all before a lane are level with it
+    sharing = np.sort(order[: np.searchsorted(until_level, taken, side="right")])
+    level, rest = divmod(taken + int(lines[sharing].sum()), len(sharing))
+    out = lines.copy()
+    out[sharing] = level
+    out[sharing[:rest]] += 1
+    return out
