@@ -22,14 +22,14 @@ from fmsdata.arguments import whole
 from fmsdata.checkpoint import Checkpoints
 from fmsdata.chunk import DOCUMENT, Chunk, epochs, provenance
 from fmsdata.errors import CheckpointError, ConfigError, StateError
-from fmsdata.lanes import Rescalable
+from fmsdata.lanes import Rescalable, Resumed
 from fmsdata.mixture import Mixture
 from fmsdata.plan import cut_blocks, place_of
 from fmsdata.reader import ShardReader
 from fmsdata.readers import ArrowShard
 from fmsdata.schedule import Schedule
 from fmsdata.stage import OPEN_SHARDS, Lane, State, number, part
-from fmsdata.state import Saved, Segment, continued, unpack_states
+from fmsdata.state import Segment, continued
 from fmsdata.storage import Mapped, Recent
 
 NAME = re.compile(r"(.+)#([0-9]{1,18})")
@@ -186,21 +186,20 @@ class Trace:
                 "don't give one, it is for later steps"
             )
 
-    def _load(self, step: int, lanes: Sequence[int]) -> tuple[Saved, State]:
+    def _load(self, step: int, lanes: Sequence[int]) -> tuple[Resumed, State]:
         """What a checkpoint holds of these lanes, and the pipeline that it was saved with."""
         if self._checkpoints is None:
             raise CheckpointError(f"there is no folder with a checkpoint of step {step}")
         states = self._checkpoints.read(step, lanes)
         try:
-            saved = unpack_states(states, self.data.description, lanes)
-            pipeline = dict(json.loads(states[0]["pipeline"]))
-            if step != self._edited and pipeline["lines"] != json.loads(self.data.fingerprint)["lines"]:
-                raise StateError("the state belongs to another pipeline")
+            saved = self.data.resume(states, lanes)
+            if saved.changes and step != self._edited:  # the run went on with this mix from there
+                raise StateError(f"the state belongs to another mix: {'; '.join(saved.changes)}")
         except StateError as error:
             raise StateError(
                 f"{self._checkpoints}/step-{step}: {error}; trace with the configuration that the run had then"
             ) from None
-        return saved, pipeline
+        return saved, json.loads(states[0]["pipeline"])
 
     def _states(self, step: int, lanes: Sequence[int]) -> dict[int, State | None]:
         """The states of these lanes after a step that reading can start from; None at the start of the run."""

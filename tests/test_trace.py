@@ -36,10 +36,9 @@ CHAINS: list[list[Part]] = [
 ]
 
 
-def run_chain(root: Path, folder: Path, chain: list[Part], **overrides: Any) -> list[Seen]:
+def run_chain(root: Path, folder: Path, chain: list[Part], done: int = 0, **overrides: Any) -> list[Seen]:
     """What real loaders hand out over a chain of rescales, with a checkpoint every 4 steps and at each stop."""
     seen: list[Seen] = []
-    done = 0
     for world_size, batch_size, steps in chain:
         checkpoint = {"path": str(folder), "every": 4, "keep": None}
         make = maker(root, loader__batch_size=batch_size, checkpoint=checkpoint, **overrides)
@@ -288,29 +287,20 @@ def test_tracing_writes_nothing(corpus: Path, tmp_path: Path, command: Command) 
 
 
 def test_a_run_whose_mix_was_edited_is_traced_from_there_on(corpus: Path, tmp_path: Path) -> None:
-    """The state of an edited run tells the steps after which it was edited."""
-    truth = run_chain(corpus, tmp_path / "saved", [(2, 3, 20)])
-    checkpoints = fmsdata.Checkpoints(str(tmp_path / "edited"), keep=None)
-    plain = fmsdata.Checkpoints(str(tmp_path / "saved"))
-    for step in (4, 12, 20):
-        for rank in range(2):
-            (state,) = plain.read(step, [rank])
-            if step > 8:
-                state["pipeline"] = json.dumps({**json.loads(state["pipeline"]), "edits": [2, 8]})
-            checkpoints.save(state, rank, 2)
-    run = Trace(data_of(corpus), checkpoints=checkpoints)
-    for step in range(13, 25):
-        told = without_samples(run.step(step))
-        assert step > 20 or told == in_order(by_step(truth)[step])
-    for step in (1, 4, 8):
-        with pytest.raises(fmsdata.StateError, match=f"edited after step 8, and step {step} was read before"):
+    """Also from the checkpoint that was edited, of which the lines in progress went back to their sources."""
+    saved = tmp_path / "saved"
+    run_chain(corpus, saved, [(2, 3, 7)], sources={"web": {"weight": 1}, "wiki": {"weight": 1}})
+    edited: dict[str, Any] = {"sources": {"web": {"weight": 1}, "wiki": {"weight": 5}}, "pack__seq_len": 21}
+    truth = run_chain(corpus, saved, [(3, 2, 11), (2, 1, 5)], done=7, **edited)
+    run = Trace(data_of(corpus, **edited), checkpoints=fmsdata.Checkpoints(str(saved)))
+    for step in range(8, 24):
+        assert without_samples(run.step(step)) == in_order(by_step(truth)[step])
+    for step in (1, 4, 7):
+        with pytest.raises(fmsdata.StateError, match=f"edited after step 7, and step {step} was read before"):
             run.step(step)
-    with pytest.raises(fmsdata.StateError, match="no checkpoint of the steps from there to 10 is left"):
-        run.step(11)
-    assert run.since == 12
-    late = [one for one in truth if one.step > 12]
-    check_documents(run, corpus, late)
-    from_start = Trace(data_of(corpus), checkpoints=checkpoints, from_start=True)
+    assert run.since == 7
+    check_documents(run, corpus, truth)
+    from_start = Trace(data_of(corpus, **edited), checkpoints=fmsdata.Checkpoints(str(saved)), from_start=True)
     with pytest.raises(fmsdata.StateError, match="no checkpoint"):
         from_start.step(20)
     with pytest.raises(fmsdata.StateError, match="no checkpoint"):
@@ -320,7 +310,9 @@ def test_a_run_whose_mix_was_edited_is_traced_from_there_on(corpus: Path, tmp_pa
 def test_another_configuration_than_the_runs_is_refused(corpus: Path, tmp_path: Path) -> None:
     run_chain(corpus, tmp_path / "saved", [(2, 2, 5)])
     checkpoints = fmsdata.Checkpoints(str(tmp_path / "saved"))
-    with pytest.raises(fmsdata.StateError, match=r"step-5: .*window was 8 .*configuration that the run had then"):
+    with pytest.raises(
+        fmsdata.StateError, match=r"step-5: .*shuffle window 8 -> 9; .*configuration that the run had then"
+    ):
         Trace(data_of(corpus, shuffle__window=9), checkpoints=checkpoints)
 
 
