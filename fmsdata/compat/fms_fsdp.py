@@ -255,8 +255,9 @@ def _column(told: _Settings) -> str | None:
 
 def _strip_tokens(told: Any) -> list[int]:
     try:
-        return [int(one) for one in _listed("strip_tokens", told) if one != ""]
-    except (TypeError, ValueError):
+        tokens = [int(one) if isinstance(one, str) else one for one in _listed("strip_tokens", told) if one != ""]
+        return [whole("a token of strip_tokens", one) for one in tokens]
+    except ValueError:
         raise ConfigError(f"strip_tokens is {told!r}; it must be whole numbers, as in '0,1' or [0, 1]") from None
 
 
