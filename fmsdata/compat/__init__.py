@@ -1,0 +1,1 @@
+"""Drop-ins: the calls of other projects, on top of this one."""

@@ -1,0 +1,342 @@
+"""The data loader of fms-fsdp, by its own calls and its own config object. A user changes one import.
+
+Corpus, config fields and batches are the same. Order, state and checkpoints are those of this project: exact at any
+world size and number of workers. `logical_shards` are the lanes.
+"""
+
+import json
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from fmsdata.arguments import token, whole
+from fmsdata.batch import Batch
+from fmsdata.checkpoint import Checkpoints
+from fmsdata.delimit import Delimit
+from fmsdata.errors import CheckpointError, ConfigError, DataError, FmsdataWarning
+from fmsdata.lanes import Rescalable
+from fmsdata.loader import StatefulDataLoader
+from fmsdata.mixture import Mixture
+from fmsdata.pack import Pack
+from fmsdata.reader import ShardReader
+from fmsdata.shuffle import Shuffle
+from fmsdata.stage import State
+from fmsdata.storage import Folder, list_files, local_path
+from fmsdata.tasks import IGNORED
+
+Function: TypeAlias = Callable[[Any], Any]
+
+SHORTEST = 3  # tokens of a document with its delimiters; shorter ones are skipped
+SHUFFLED = 10_000  # lines that are shuffled together, spread over the lanes ...
+WINDOW = 256  # ... but at least so many in each
+LOADER = "fmsdata-loader"  # our folder, beside the `checkpoints` that the trainer takes for its own
+LARGEST = np.iinfo(np.int32).max
+MODEL = re.compile(r"step_(0|[1-9][0-9]*)_ckp")
+PICKLED = re.compile(r"loader_state_[0-9]+\.pth")
+
+
+def causal_lm(data_seq: Any, prompt_len: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """A line as input and label: the label is one token further on, and -100 at its first `prompt_len` places.
+
+    >>> causal_lm([5, 6, 7, 8])
+    (tensor([5, 6, 7], dtype=torch.int32), tensor([-100,    7,    8], dtype=torch.int32))
+    """
+    line = torch.as_tensor(data_seq).int()
+    label = line[1:].clone()
+    label[:prompt_len] = IGNORED
+    return line[:-1], label
+
+
+def parse_data_args(datas: Any, weights: Any) -> tuple[list[str], list[float]]:
+    """Datasets and weights as lists, from lists, strings with commas, or single values.
+
+    >>> parse_data_args("web, lang=en/dataset=wiki", "7725,500")
+    (['web', 'lang=en/dataset=wiki'], [7725.0, 500.0])
+    """
+    names = [str(name) for name in _listed("datasets", datas)]
+    try:
+        return names, [float(weight) for weight in _listed("weights", weights)]
+    except (TypeError, ValueError):
+        raise ConfigError(f"weights is {weights!r}; it must be numbers, as in '7725,500' or [7725, 500]") from None
+
+
+def get_data_loader(cfg: Any, rank: int, world_size: int, postprocess: Sequence[Function] = (causal_lm,)) -> "Loader":
+    """The batches of one rank, endlessly: `(input, label)`, int32, `(batch_size, seq_length)`.
+
+    `cfg` is any object with the fields of fms-fsdp's train_config. The functions of `postprocess` are applied, in
+    order, to each line, a tensor of `seq_length` tokens, or one more if `causal_lm` is among them.
+
+    >>> loader = get_data_loader(cfg, rank, world_size)     # doctest: +SKIP
+    >>> for input, label in loader:                         # doctest: +SKIP
+    ...     loss = cross_entropy(model(input), label)
+    """
+    told = _Settings.of(cfg)
+    task = PostProcess(postprocess)
+    data = _data(told, whole("seq_length", told.seq_length, least=1) + task.extra_tokens)
+    if data.lanes < whole("world_size", world_size):
+        raise ConfigError(
+            f"logical_shards is {data.lanes}, less than the world size {world_size}: some ranks would have nothing to "
+            "read; use fewer ranks, or start the run with more logical_shards"
+        )
+    save_path = _path("ckpt_save_path", told.ckpt_save_path)
+    every = whole("checkpoint_interval", told.checkpoint_interval, least=1)
+    loader = Loader(
+        data,
+        batch_size=told.batch_size,
+        num_workers=told.num_workers,
+        rank=rank,
+        world_size=world_size,
+        task=task,
+        checkpoint=Checkpoints(f"{save_path}/{LOADER}", every=every, keep=None),
+    )
+    load_path = _path("ckpt_load_path", told.ckpt_load_path) if told.resuming_dataset else save_path
+    _go_on(loader, load_path, save_path)
+    return loader
+
+
+def get_dummy_loader(cfg: Any, rank: int, world_size: int) -> "DataLoader[Any]":  # noqa: ARG001
+    """Numbers that count up to `vocab_size` over and over, in place of data: the same on every rank."""
+    told = _Settings.of(cfg)
+    counter = _Counter(
+        whole("seq_length", told.seq_length, least=1),
+        whole("vocab_size", told.vocab_size, least=1),
+    )
+    return DataLoader(counter, batch_size=whole("batch_size", told.batch_size, least=1))
+
+
+class Loader(StatefulDataLoader):
+    """A StatefulDataLoader with batches as fms-fsdp has them, and the calls that its Checkpointer makes."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for made in super().__iter__():
+            yield made["batch"]
+
+    @property
+    def dataset(self) -> "Loader":
+        """What the trainer's Checkpointer saves: the loader itself."""
+        return self
+
+    def save_to_path(self, path: str) -> None:  # noqa: ARG002
+        """Save now. Not in the given folder, which is the model's, but where the loader always saves itself."""
+        self.save()
+
+    def load_from_path(self, path: str) -> None:
+        """Nothing is left to do: the loader went on from its newest checkpoint when it was made."""
+
+
+@dataclass(frozen=True)
+class PostProcess:
+    """A task that applies functions to each line, one behind the other."""
+
+    functions: Sequence[Function]
+    needs_lines: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.functions, Sequence) or not all(map(callable, self.functions)):
+            raise ConfigError(f"postprocess is {self.functions!r}; it must be a list of functions, as in [causal_lm]")
+
+    @property
+    def extra_tokens(self) -> int:
+        return int(causal_lm in self.functions)
+
+    def __call__(self, batch: Batch) -> dict[str, Any]:
+        if np.iinfo(batch.tokens.dtype).max > LARGEST and batch.tokens.max() > LARGEST:
+            raise DataError(f"the data has a token {batch.tokens.max()}, too large for the int32 of these batches")
+        lines = torch.from_numpy(batch.tokens.astype(np.int32))
+        if list(self.functions) == [causal_lm]:  # all lines at once: it works on the first dimension
+            return {"batch": tuple(part.T.contiguous() for part in causal_lm(lines.T))}
+        made = default_collate([self._apply(line) for line in lines])
+        return {"batch": tuple(made) if isinstance(made, list) else made}
+
+    def _apply(self, line: Any) -> Any:
+        for function in self.functions:
+            line = function(line)
+        return line
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """The fields of the config that matter here, with the defaults that they have there."""
+
+    data_path: Any = None
+    datasets: Any = None
+    weights: Any = None
+    ckpt_save_path: Any = None
+    ckpt_load_path: Any = None
+    resuming_dataset: bool = False
+    checkpoint_interval: int = 10_000
+    file_type: str = "arrow"
+    col_name: str = "tokens"
+    seq_length: int = 4096
+    vocab_size: int = 32_000
+    bos_token: int | None = None
+    eos_token: int | None = 0
+    bol_token: int | None = None
+    eol_token: int | None = None
+    strip_tokens: Any = ""
+    logical_shards: int = 1024
+    num_workers: int = 1
+    batch_size: int = 2
+    seed: int = 2023
+
+    @classmethod
+    def of(cls, cfg: Any) -> "_Settings":
+        return cls(**{field.name: getattr(cfg, field.name) for field in fields(cls) if hasattr(cfg, field.name)})
+
+
+class _Counter(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    def __init__(self, length: int, vocabulary: int) -> None:
+        self._length, self._vocabulary = length, vocabulary
+        self._next = 0
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        while True:
+            line = torch.arange(self._next, self._next + self._length).remainder(self._vocabulary).int()
+            self._next += self._length
+            yield line, line
+
+
+def _data(told: _Settings, line_length: int) -> Rescalable:
+    """The stages that the config describes."""
+    bos, eos, bol, eol = (
+        token(name, getattr(told, name)) for name in ("bos_token", "eos_token", "bol_token", "eol_token")
+    )
+    lanes = whole("logical_shards", told.logical_shards, least=1)
+    strip = _strip_tokens(told.strip_tokens) + [one for one in (bos, eos, bol, eol) if one is not None]
+    min_length = max(1, SHORTEST - (bos is not None) - (eos is not None))
+    column = _column(told)
+    folders, weights = _sources(told)
+    readers = {
+        name: ShardReader(folder, name=name, column=column, strip=strip, min_length=min_length)
+        for name, folder in folders.items()
+    }
+    lines = Pack(Delimit(Mixture(readers, weights), bos=bos, eos=eos), seq_len=line_length, bol=bol, eol=eol)
+    return Rescalable(Shuffle(lines, window=max(WINDOW, -(-SHUFFLED // lanes))), lanes=lanes, seed=told.seed)
+
+
+def _sources(told: _Settings) -> tuple[dict[str, os.PathLike[str]], dict[str, float]]:
+    names, weights = parse_data_args(told.datasets, told.weights)
+    if len(names) != len(weights):
+        raise ConfigError(f"datasets has {len(names)} names and weights has {len(weights)} numbers; give one for each")
+    root = local_path(_path("data_path", told.data_path))
+    folders: dict[str, os.PathLike[str]] = {}
+    for name in (one.strip("/") for one in names):
+        if not name or name in folders:
+            raise ConfigError(
+                f"datasets is {told.datasets!r}; " + (f"{name!r} is there twice" if name else "one is empty")
+            )
+        folders[name] = folder = root / name
+        if not folder.is_dir():
+            raise ConfigError(f"dataset {name!r}: there is no folder {folder}; datasets are folders below data_path")
+        if told.file_type == "auto" and (parquet := list_files(folder, (".parquet",))):
+            raise ConfigError(f"dataset {name!r}: {parquet[0]}: parquet is not available yet, only Arrow shards are")
+    return folders, dict(zip(folders, weights, strict=True))
+
+
+def _column(told: _Settings) -> str | None:
+    """The column of the tokens. With 'auto', the config names that of the text, and Arrow shards have `tokens`."""
+    if told.file_type == "hf_parquet":
+        raise ConfigError("file_type 'hf_parquet' is not available yet: use Arrow shards, and file_type 'arrow'")
+    if told.file_type not in ("arrow", "auto"):
+        raise ConfigError(f"file_type is {told.file_type!r}; it must be 'arrow' or 'auto'")
+    if told.file_type == "auto":
+        return None
+    if not isinstance(told.col_name, str):
+        raise ConfigError(f"col_name is {told.col_name!r}; it must be the name of a column")
+    return told.col_name
+
+
+def _strip_tokens(told: Any) -> list[int]:
+    try:
+        tokens = [int(one) if isinstance(one, str) else one for one in _listed("strip_tokens", told) if one != ""]
+        return [whole("a token of strip_tokens", one) for one in tokens]
+    except ValueError:
+        raise ConfigError(f"strip_tokens is {told!r}; it must be whole numbers, as in '0,1' or [0, 1]") from None
+
+
+def _listed(name: str, told: Any) -> list[Any]:
+    if isinstance(told, str):
+        return [item.strip() for item in told.split(",")]
+    if isinstance(told, list | tuple):
+        return list(told)
+    if isinstance(told, int | float) and not isinstance(told, bool):
+        return [told]
+    raise ConfigError(f"{name} is {told!r}; the config must have a list there, or a string with commas")
+
+
+def _path(name: str, told: Any) -> str:
+    if not isinstance(told, str | os.PathLike) or not os.fspath(told):
+        raise ConfigError(f"{name} is {told!r}; the config must have the path of a folder there")
+    return str(os.fspath(told)).rstrip("/") or "/"
+
+
+def _go_on(loader: Loader, load_path: str, save_path: str) -> None:
+    """Go on from another run, if this one has not saved yet; and number the steps as the trainer will."""
+    step, trained = loader.state_dict()["step"], _model_step(save_path)
+    if step:
+        if trained not in (0, step):
+            _tell(
+                loader,
+                f"the loader goes on from step {step} in {save_path}/{LOADER}, but the newest model in "
+                f"{save_path}/checkpoints is of step {trained}; if the trainer goes on from that one, move the newer "
+                "of the two away, so that no data is skipped or repeated",
+            )
+        return
+    _refuse_pickled(save_path)
+    if load_path != save_path:
+        states = Checkpoints(f"{load_path}/{LOADER}").load(loader.data.lanes_of(loader.rank, loader.world_size))
+        if states is None:
+            _refuse_pickled(load_path)
+            raise CheckpointError(
+                f"resuming_dataset is set, but {load_path}/{LOADER} has no checkpoint to go on from; "
+                "check ckpt_load_path, or set resuming_dataset=False to start from the beginning"
+            )
+        loader.load_state_dict(states)
+    elif trained:
+        _tell(
+            loader,
+            f"the data starts from the beginning, although {save_path}/checkpoints has a model of step {trained}: "
+            f"there is no checkpoint of the loader in {save_path}/{LOADER}",
+        )
+    loader.load_state_dict(_renumbered(loader.state_dict(), trained))
+
+
+def _tell(loader: Loader, text: str) -> None:
+    """Warn once for all ranks: they all see the same."""
+    if loader.rank == 0:
+        warnings.warn(text, FmsdataWarning, stacklevel=4)
+
+
+def _renumbered(state: State, step: int) -> State:
+    """The same place in the stream, as another step of the trainer."""
+    lanes = {lane: json.dumps({**json.loads(text), "step": step}) for lane, text in state["lanes"].items()}
+    return {**state, "step": step, "history": [[step, *state["history"][-1][1:]]], "lanes": lanes}
+
+
+def _model_step(path: str) -> int:
+    """The step of the newest model that the trainer has saved whole; 0 if there is none."""
+    saved, steps = _trainer_folders(path)
+    return next((step for step in steps if "metadata.pth" in saved.files(f"step_{step}_ckp")), 0)
+
+
+def _refuse_pickled(path: str) -> None:
+    saved, steps = _trainer_folders(path)
+    for name in saved.files(f"step_{steps[0]}_ckp") if steps else ():
+        if PICKLED.fullmatch(name):
+            raise CheckpointError(
+                f"{saved}/step_{steps[0]}_ckp/{name} is a state of fms-fsdp's own loader, which can't be read here; "
+                "to start the data from the beginning, move the loader_state_*.pth files of that folder away"
+            )
+
+
+def _trainer_folders(path: str) -> tuple[Folder, list[int]]:
+    """Where the trainer saves below a path, and the steps that have a folder there, newest first."""
+    saved = Folder(f"{path}/checkpoints", {}, CheckpointError)
+    return saved, sorted((int(m[1]) for name in saved.folders() if (m := MODEL.fullmatch(name))), reverse=True)
