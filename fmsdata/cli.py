@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fmsdata.commands.schema import schema
 from fmsdata.counts import write_index
 from fmsdata.demo import run_demo
 from fmsdata.errors import FmsdataError
@@ -17,6 +18,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="One canonical stream of training samples, the same on any number of GPUs.",
 )
+
+app.command()(schema)
 
 
 @app.command()
