@@ -24,7 +24,7 @@ from fmsdata.pack import Pack
 from fmsdata.reader import ShardReader
 from fmsdata.shuffle import Shuffle
 from fmsdata.stage import Lane, Stage, StageIterator
-from fmsdata.tasks import CausalLM, Collate
+from fmsdata.tasks import CausalLM, Collate, FillInTheMiddle, MaskedLM, OwnTask, task_from
 
 __version__ = "0.1.0"
 
@@ -37,13 +37,16 @@ __all__ = [
     "CountsError",
     "DataError",
     "Delimit",
+    "FillInTheMiddle",
     "Filter",
     "FmsdataError",
     "FmsdataWarning",
     "Item",
     "Lane",
     "Map",
+    "MaskedLM",
     "Mixture",
+    "OwnTask",
     "Pack",
     "Phase",
     "Rescalable",
@@ -57,5 +60,6 @@ __all__ = [
     "StatefulDataLoader",
     "WorkerError",
     "build_loader",
+    "task_from",
     "train_state",
 ]

@@ -1,6 +1,9 @@
 """Checks of what users pass: one place, so that every wrong value gets the same kind of answer."""
 
+import difflib
+import numbers
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 from fmsdata.errors import ConfigError
@@ -26,3 +29,29 @@ def whole(name: str, value: Any, least: int | None = 0) -> int:
 def token(name: str, value: Any) -> int | None:
     """A special token, or None for no token."""
     return None if value is None else whole(name, value)
+
+
+def rate(name: str, value: Any) -> float:
+    """A share or a probability, from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) <= 1:
+        raise ConfigError(f"{name} is {value!r}; it must be a number from 0 to 1")
+    return float(value)
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """The way out for a word that is not known.
+
+    >>> suggestion("rtae", ["rate", "mask"])
+    "did you mean 'rate'?"
+    """
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+
+
+def check_parameters(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise if a parameter is given that is not known."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{what} has no parameter {name!r}; {suggestion(name, known)}")

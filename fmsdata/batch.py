@@ -3,18 +3,27 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fmsdata.chunk import BEGINS, DOCUMENT, LENGTH, PADDING, Chunk, Span, epochs, provenance
+from fmsdata.chunk import BEGINS, BUFFER, DOCUMENT, LENGTH, PADDING, POSITION, TAIL, Chunk, Span, epochs, provenance
 from fmsdata.errors import ConfigError, StageError
-from fmsdata.keys import Ints, offsets
+from fmsdata.keys import Ints, Keys, mix_array, offsets
 from fmsdata.readers import Tokens
 
 Row: TypeAlias = tuple[Chunk, int]
+
+
+class Parts(NamedTuple):
+    """What of each document lies in each line: tokens `start` to `stop - 1` of line `line`."""
+
+    line: Ints
+    number: Ints  # of the document in its line
+    start: Ints
+    stop: Ints
 
 
 @dataclass(frozen=True)
@@ -47,11 +56,41 @@ class Batch:
         return self._make_lines()
 
     @cached_property
+    def keys(self) -> Keys:
+        """A 64-bit key for each line, its `Item.key`: what random choices about the line must be drawn from."""
+        lines, spans = self.lines, self.lines.spans
+        stored = np.append(np.flatnonzero(spans[:, DOCUMENT] >= 0), len(spans))
+        first = stored[np.searchsorted(stored, lines.first[:-1])]
+        first = np.where(first < lines.first[1:], first, lines.first[:-1])
+        keys = np.array([lines.buffers[buffer].key for buffer in spans[first, BUFFER].tolist()], np.uint64)
+        for column in (DOCUMENT, POSITION):
+            keys = mix_array(keys ^ spans[first, column].astype(np.uint64))
+        return keys
+
+    @cached_property
     def segments(self) -> tuple[Ints, Ints]:
         """The documents in what the model sees: where each starts in the flat batch, and its number in its line.
 
         The number of padding is -1.
         """
+        line, place, begins, number = self._places
+        seen = begins & (place < self.length)
+        return line[seen] * self.length + place[seen], number[seen]
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The documents in the whole lines, without the tokens that were inserted before and behind them."""
+        spans = self.lines.spans
+        line, place, begins, number = self._places
+        stored = np.where(spans[:, DOCUMENT] >= 0, spans[:, LENGTH] - (spans[:, TAIL] > 0), 0)
+        some = np.flatnonzero(stored)
+        document = np.cumsum(begins).take(some)
+        first, last = some[np.diff(document, prepend=0) > 0], some[np.diff(document, append=0) != 0]
+        return Parts(line[first], number[first], place[first], place[last] + stored[last])
+
+    @cached_property
+    def _places(self) -> tuple[Ints, Ints, npt.NDArray[np.bool_], Ints]:
+        """Of each span its line, its place in it, whether a document begins there, and which of the line it is."""
         lines, spans = self.lines, self.lines.spans
         line = np.repeat(np.arange(len(lines)), np.diff(lines.first))
         ends = offsets(spans[:, LENGTH])
@@ -61,8 +100,7 @@ class Batch:
         number = np.cumsum(begins)
         number -= number[lines.first[:-1]][line]
         number[spans[:, DOCUMENT] == PADDING] = -1
-        seen = begins & (place < self.length)
-        return line[seen] * self.length + place[seen], number[seen]
+        return line, place, begins, number
 
     def spread(self, values: Ints) -> torch.Tensor:
         """One value per document, at each of its tokens: (lines, length)."""

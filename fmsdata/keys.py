@@ -47,6 +47,15 @@ def mix_array(x: Keys) -> Keys:
     return x
 
 
+def uniform(keys: Keys, draw: int) -> npt.NDArray[np.float64]:
+    """A random number in [0, 1) for each key. Draws with other numbers have nothing to do with it.
+
+    >>> bool(uniform(np.array([7], np.uint64), 0)[0] == uniform(np.array([7], np.uint64), 1)[0])
+    False
+    """
+    return (mix_array(keys ^ np.uint64(mix(draw))) >> np.uint64(11)) * np.float64(2**-53)
+
+
 def keyed_order(n: int, key: int) -> Ints:
     """The numbers 0 to n-1 in the order that the key decides: sorted by mixed values, of which no two are the same.
 

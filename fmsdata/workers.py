@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from fmsdata.batch import Batch, Row, check_lengths, gather, padding_of
 from fmsdata.chunk import Chunk
-from fmsdata.errors import ConfigError, FmsdataError, WorkerError
+from fmsdata.errors import ConfigError, FmsdataError, StageError, WorkerError
 from fmsdata.feed import Taken
 from fmsdata.lanes import Anchor, Lanes, Places, Rescalable
 from fmsdata.readers import Tokens
@@ -382,6 +382,8 @@ def _assemble(parts: list[_Part], rows: list[list[int]], extra_tokens: int) -> B
 
     def lines() -> Chunk:
         chunks = [part.lines.slice(part.start, part.start + len(where)) for part, where in given if part.lines]
+        if not chunks:
+            raise StageError("the task says needs_lines=False, but looks at the lines of the batch or at their keys")
         return Chunk.join(chunks).take(np.argsort(np.concatenate([where for _, where in given])))
 
     return Batch(tokens, padding, extra_tokens, lines)

@@ -1,0 +1,38 @@
+"""CausalLM: each token is predicted from those before it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fmsdata.arguments import whole
+from fmsdata.batch import Batch, widen
+from fmsdata.errors import ConfigError
+from fmsdata.tasks.base import IGNORED
+
+
+@dataclass(frozen=True)
+class CausalLM:
+    """Predict the next token: `labels` are `input_ids` one further on, and -100 where there is nothing to learn.
+
+    >>> task = CausalLM(prompt_len=1)
+    """
+
+    prompt_len: int = 0
+
+    extra_tokens: ClassVar[int] = 1
+    needs_lines: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        whole("prompt_len", self.prompt_len)
+
+    def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
+        if self.prompt_len >= batch.length:
+            raise ConfigError(f"prompt_len {self.prompt_len} leaves nothing to learn of {batch.length} tokens a line")
+        labels = widen(batch.tokens[:, 1:])
+        if self.prompt_len:
+            labels[:, : self.prompt_len] = IGNORED
+        for row, padding in enumerate(batch.padding):
+            if padding:
+                labels[row, -padding:] = IGNORED
+        return {"input_ids": widen(batch.tokens[:, :-1]), "labels": labels}

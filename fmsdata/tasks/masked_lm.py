@@ -1,0 +1,68 @@
+"""MaskedLM: some tokens are hidden or changed, and predicted from all the others."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from fmsdata.arguments import rate, whole
+from fmsdata.batch import Batch
+from fmsdata.errors import ConfigError
+from fmsdata.keys import key_of, mix_array, uniform
+from fmsdata.tasks.base import IGNORED
+
+SALT = np.uint64(key_of("masked_lm"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedLM:
+    """Each token is chosen with probability `rate`; `labels` hold those, and -100 everywhere else.
+
+    Of the chosen ones a share `mask_rate` becomes the token `mask`, a share `random_rate` any token below
+    `vocab_size`, and the rest stays. Padding and the tokens in `special` are never chosen.
+
+    >>> task = MaskedLM(mask=103, vocab_size=30_522, special=[101, 102])
+    """
+
+    mask: int
+    vocab_size: int
+    rate: float = 0.15
+    mask_rate: float = 0.8
+    random_rate: float = 0.1
+    special: Sequence[int] = ()
+
+    extra_tokens: ClassVar[int] = 0
+    needs_lines: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        whole("mask", self.mask)
+        whole("vocab_size", self.vocab_size, least=1)
+        for name in ("rate", "mask_rate", "random_rate"):
+            rate(name, getattr(self, name))
+        if self.mask_rate + self.random_rate > 1:
+            raise ConfigError(
+                f"mask_rate {self.mask_rate} and random_rate {self.random_rate} are more than 1 together: "
+                "they are shares of the chosen tokens"
+            )
+        if not isinstance(self.special, Sequence):
+            raise ConfigError(f"special is {self.special!r}; it must be a list of tokens")
+        special = tuple(whole("a token of special", one) for one in self.special)
+        object.__setattr__(self, "special", special)  # hashable, also if it was a list
+
+    def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
+        tokens = batch.tokens.astype(np.int64)
+        place = np.arange(batch.length)
+        keys = mix_array(batch.keys ^ SALT)[:, None] + place.astype(np.uint64)
+        chosen = uniform(keys, 0) < self.rate
+        chosen &= place < batch.length - np.array(batch.padding)[:, None]
+        chosen &= ~np.isin(tokens, self.special)
+        labels = np.where(chosen, tokens, IGNORED)
+        keys = keys[chosen]
+        kind = uniform(keys, 1)
+        any_token = (uniform(keys, 2) * self.vocab_size).astype(np.int64)
+        tokens[chosen] = np.select(
+            [kind < self.mask_rate, kind < self.mask_rate + self.random_rate], [self.mask, any_token], tokens[chosen]
+        )
+        return {"input_ids": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
