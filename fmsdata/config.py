@@ -3,10 +3,10 @@
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fsspec.utils import get_protocol
 from pydantic import ValidationError
 
 from fmsdata.checkpoint import Checkpoints
@@ -20,10 +20,10 @@ from fmsdata.overrides import with_override
 from fmsdata.pack import Pack
 from fmsdata.reader import ShardReader
 from fmsdata.readers import SUFFIXES
-from fmsdata.sections import Config, PhaseConfig, SourceConfig, task_from
+from fmsdata.sections import Config, DocumentsConfig, PhaseConfig, SourceConfig
 from fmsdata.shuffle import Shuffle
-from fmsdata.storage import list_files, local_path
-from fmsdata.tasks import Task
+from fmsdata.storage import list_files, local_path, same_kind
+from fmsdata.tasks import Task, task_from
 from fmsdata.yaml_file import Node, fill_in, read_yaml, tree
 
 __all__ = ["Config", "build_data", "build_loader", "make_loader", "read_config"]
@@ -111,44 +111,59 @@ def _checkpoints(config: Config) -> Checkpoints | None:
     if config.checkpoint is None:
         return None
     told = dict(config.checkpoint)
-    if told["storage_options"] is None and get_protocol(config.path) == get_protocol(told["path"]):
+    if told["storage_options"] is None and same_kind(config.path, told["path"]):
         told["storage_options"] = config.storage_options
     return Checkpoints(**told)
 
 
 def _mixture(config: Config) -> Mixture:
-    documents, sources = config.documents, config.sources or {}
+    root, sources = local_path(config.path), config.sources or {}
     readers = {
-        name: ShardReader(
-            path,
-            name=name,
-            column=documents.column,
-            strip=documents.strip,
-            min_length=documents.min_length,
-            max_epochs=sources[name].max_epochs if name in sources else None,
-        )
-        for name, path in _source_paths(local_path(config.path), config.sources).items()
+        name: _reader(path, name, root, config.documents, sources[name].max_epochs if name in sources else None)
+        for name, path in _source_paths(root, config.sources).items()
     }
 
-    def own(temperature: float | None) -> dict[str, float]:
-        weights = _by_size(readers, temperature)
-        return weights | {name: one.weight for name, one in sources.items() if one.weight != "natural"}
+    def own_weights(temperature: float | None) -> dict[str, float]:
+        numbers = {name: source.weight for name, source in sources.items() if source.weight != "natural"}
+        return {**_natural_weights(readers, temperature), **numbers}
 
     def phase(told: PhaseConfig) -> Phase:
-        temperature = told.temperature or config.temperature
-        if told.weights == "natural":
-            weights = _by_size(readers, temperature)
-        elif told.weights is None:
-            weights = own(temperature)
-        else:
-            weights = told.weights
+        weights, temperature = told.weights, told.temperature or config.temperature
+        if weights is None:
+            weights = own_weights(temperature)
+        elif weights == "natural":
+            weights = _natural_weights(readers, temperature)
         return Phase(until_tokens=told.until_tokens, weights=weights)
 
-    return Mixture(readers, own(config.temperature), phases=[phase(told) for told in config.phases])
+    return Mixture(
+        readers,
+        own_weights(config.temperature),
+        phases=[phase(told) for told in config.phases],
+        find=partial(_find_removed, root, config.documents),
+    )
 
 
-def _by_size(readers: Mapping[str, ShardReader], temperature: float | None) -> dict[str, float]:
-    """Weights by numbers of tokens: the larger the temperature, the flatter."""
+def _reader(
+    path: Path, name: str, root: Path, documents: DocumentsConfig, max_epochs: float | None = None
+) -> ShardReader:
+    return ShardReader(
+        path,
+        name=name,
+        column=documents.column,
+        strip=documents.strip,
+        min_length=documents.min_length,
+        max_epochs=max_epochs,
+        folder=os.path.relpath(path, root),
+    )
+
+
+def _find_removed(root: Path, documents: DocumentsConfig, name: str, description: Mapping[str, Any]) -> ShardReader:
+    """A source that is not in the configuration any more, where it was when the run was saved."""
+    return _reader(root / description["folder"], name, root, documents)
+
+
+def _natural_weights(readers: Mapping[str, ShardReader], temperature: float | None) -> dict[str, float]:
+    """The sources' numbers of tokens, as weights: the larger the temperature, the flatter."""
     tokens = {name: float(max(1, reader.size().tokens)) for name, reader in readers.items()}
     if temperature is None:
         return tokens

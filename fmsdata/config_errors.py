@@ -5,7 +5,8 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from fmsdata.sections import Config, Location, PhaseConfig, Problems, Section, SourceConfig, did_you_mean
+from fmsdata.arguments import suggestion
+from fmsdata.sections import Config, Location, PhaseConfig, Problems, Section, SourceConfig
 from fmsdata.yaml_file import BROKEN, Node, dotted
 
 MUST_BE = {
@@ -73,7 +74,7 @@ def _suggestion(location: Location) -> str:
         other = _section(field.annotation)
         if other and other not in (SourceConfig, PhaseConfig) and wrong in other.model_fields:
             return f"did you mean {dotted(name, wrong)!r}?"
-    return did_you_mean(wrong, section.model_fields)
+    return suggestion(wrong, section.model_fields)
 
 
 def _section(annotation: Any) -> type[Section] | None:

@@ -8,8 +8,9 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from fmsdata.arguments import suggestion
 from fmsdata.errors import ConfigError
-from fmsdata.sections import SourceConfig, did_you_mean
+from fmsdata.sections import SourceConfig
 from fmsdata.yaml_file import Node, read_value
 
 OF_A_SOURCE = "|".join(SourceConfig.model_fields)
@@ -66,7 +67,7 @@ def _set(node: Node, key: str, new: Node, path: tuple[str, ...]) -> Node:
     name, rest = _split(node.value, key, path)
     if path == ("sources",) and node.value and name not in node.value and (rest or new.value is None):
         way_out = "" if new.value is None else f" (to add one, write sources.{name}={{weight: ...}})"
-        raise ConfigError(f"{new.where}: there is no source {name!r}; {did_you_mean(name, node.value)}{way_out}")
+        raise ConfigError(f"{new.where}: there is no source {name!r}; {suggestion(name, node.value)}{way_out}")
     values = dict(node.value)
     if rest:
         values[name] = _set(values.get(name, Node(None)), rest, new, (*path, name))

@@ -3,8 +3,7 @@
 The text below each key is its description in editors, through the JSON schema.
 """
 
-import difflib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -21,11 +20,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from fmsdata.arguments import suggestion
 from fmsdata.batch import OUTPUTS, check_outputs
 from fmsdata.errors import ConfigError
 from fmsdata.mixture import LARGEST_WEIGHT
 from fmsdata.pack import Mode, check_pad
-from fmsdata.tasks import CausalLM, Task
+from fmsdata.tasks import task_from
 
 Natural: TypeAlias = Literal["natural"]
 Location: TypeAlias = tuple[str | int, ...]
@@ -38,23 +38,6 @@ class Problems(ValueError):
     def __init__(self, problems: list[tuple[Location, str]]) -> None:
         super().__init__("; ".join(text for _, text in problems))
         self.problems = problems
-
-
-def did_you_mean(wrong: str, known: Collection[str]) -> str:
-    """The name that was meant, or else all there are."""
-    close = difflib.get_close_matches(wrong, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
-
-
-def task_from(given: str | dict[str, Any]) -> Task:
-    """The task that a configuration names."""
-    options = {"name": given} if isinstance(given, str) else {"name": "causal_lm", **given}
-    name = options.pop("name")
-    if name != "causal_lm":
-        raise ConfigError(f"unknown task {name!r}; there is causal_lm")
-    if unknown := set(options) - {"prompt_len"}:
-        raise ConfigError(f"causal_lm has no option {', '.join(map(repr, sorted(unknown)))}; there is prompt_len")
-    return CausalLM(**options)
 
 
 @contextmanager
@@ -286,7 +269,7 @@ class Config(Section):
     pack: PackConfig
     """How documents become lines of one length."""
     task: Annotated[str | dict[str, Any], TASK] = "causal_lm"
-    """What a line becomes for the model: a name, or a mapping with `name` and options."""
+    """What a line becomes for the model: a name, `module:function`, or a mapping with `name` and options."""
     shuffle: ShuffleConfig = ShuffleConfig()
     """How lines are shuffled."""
     lanes: Positive = 192
@@ -296,7 +279,7 @@ class Config(Section):
     checkpoint: CheckpointConfig | None = None
     """Where the loader saves itself, and resumes from; by default nowhere."""
 
-    @field_validator("documents", "shuffle", "loader", "storage_options", "phases", mode="before")
+    @field_validator("documents", "shuffle", "loader", "storage_options", "phases", "task", mode="before")
     @classmethod
     def _nothing_is_the_default(cls, value: object, info: ValidationInfo) -> object:
         return cls.model_fields[str(info.field_name)].default if value is None else value
@@ -377,7 +360,7 @@ def _wrong_phases(
                 yield (index, "weights"), "no source has a weight above 0, so there is nothing to read"
             for name in phase.weights:
                 if sources is not None and name not in sources:
-                    yield (index, "weights", name), f"no such source; {did_you_mean(name, sources)}"
+                    yield (index, "weights", name), f"no such source; {suggestion(name, sources)}"
         if phase.temperature is not None and not (
             phase.weights == "natural" or (phase.weights is None and _natural(sources))
         ):
