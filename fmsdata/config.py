@@ -52,12 +52,18 @@ def read_config(
         problems += in_words(error, root)
     if not problems:
         return checked
-    problems = list(dict.fromkeys(problems))
+    problems = sorted(dict.fromkeys(problems), key=_place)
     raise ConfigError(
         problems[0]
         if len(problems) == 1
         else "\n  ".join([f"{len(problems)} things are wrong in the configuration:", *problems])
     )
+
+
+def _place(problem: str) -> tuple[str, int]:
+    """Where a problem is, to tell what is wrong in the order of the file."""
+    file, _, line = problem.partition(": ")[0].rpartition(":")
+    return file, int(line) if line.isdecimal() else 0
 
 
 def build_loader(

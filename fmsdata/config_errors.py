@@ -70,6 +70,8 @@ def _suggestion(location: Location) -> str:
         if part in section.model_fields:
             section = _section(section.model_fields[str(part)].annotation) or section
     wrong = str(location[-1])
+    if location == ("include",):
+        return "only a file can include others"
     for name, field in Config.model_fields.items():  # written in another section than its own
         other = _section(field.annotation)
         if other and other not in (SourceConfig, PhaseConfig) and wrong in other.model_fields:

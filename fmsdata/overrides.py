@@ -15,8 +15,8 @@ from fmsdata.yaml_file import Node, read_value
 
 OF_A_SOURCE = "|".join(SourceConfig.model_fields)
 ENDS_OF_KEYS = (  # where the value begins if the key holds the name of a source; else it is the first equals sign
-    re.compile(rf"sources\..+?\.(?:{OF_A_SOURCE})(?==)"),
     re.compile(r"sources\..+?(?==\s*\{)"),
+    re.compile(rf"sources\..+?\.(?:{OF_A_SOURCE})(?==)"),
     re.compile(r"sources\..+(?==)"),
     re.compile(r"phases\.\d+\.weights\..+(?==)"),
     re.compile(r"[^=]+(?==)"),

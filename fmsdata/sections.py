@@ -305,6 +305,8 @@ class Config(Section):
             raise ValueError(
                 "`sources` is empty; name at least one, or leave it out to take every sub-folder with shards"
             )
+        if "" in sources:
+            raise ValueError("a source has no name")
         natural = [name for name, source in sources.items() if source.weight == "natural"]
         numbers = [name for name, source in sources.items() if source.weight not in ("natural", 0)]
         if not natural and not numbers:

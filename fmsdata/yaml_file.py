@@ -88,7 +88,9 @@ def read_yaml(path: Path, problems: list[str], above: tuple[Path, ...] = ()) -> 
     include = values.pop("include", Node([]))
     included = Node({})
     for one in include.value if isinstance(include.value, list) else [include]:
-        name = fill_in(one, problems).value
+        name = fill_in(one, unset := [], name="include").value
+        if unset:
+            raise ConfigError(unset[0])
         if not isinstance(name, str) or not name:
             raise ConfigError(f"{one.where}: include takes the name of a YAML file, or a list of them")
         other, chain = path.parent / name, (*above, path)
@@ -143,7 +145,7 @@ def fill_in(node: Node, problems: list[str], *, as_text: bool = False, name: str
         return replace(node, value=[below(index, one) for index, one in enumerate(node.value)])
     if not isinstance(node.value, str) or "${" not in node.value:
         return replace(node, hidden=as_text)
-    place = f"{node.where or 'configuration'}: {name}"
+    place = f"{node.where}: {name}"
     hidden, missing = as_text, False
 
     def found(match: re.Match[str]) -> str:
@@ -239,19 +241,16 @@ class _Text:
             if key_node.tag == f"{TAG}merge":
                 merged = {**self._merged(value, where, name), **merged}
                 continue
-            key = key_node.value
-            inner = dotted(name, str(key))
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ConfigError(f"{where}: {name or 'the file'} has a key that is a list or a mapping, not a name")
+            key, inner = key_node.value, dotted(name, key_node.value)
             if key_node.tag != f"{TAG}str":
-                self._problems.append(
-                    f"{where}: {inner}: YAML reads the key as {self._loader.construct_object(key_node)!r}; "
-                    f'put quotes around it: "{key}"'
-                    if isinstance(key_node, yaml.ScalarNode)
-                    else f"{where}: {name or 'the file'} has a key that is not text"
-                )
-            if str(key) in own:
+                kind = key_node.tag.removeprefix(TAG)
+                self._problems.append(f'{where}: {inner}: the key is read as {kind}; put quotes around it: "{key}"')
+            if key in own:
                 first = own[key].where.removeprefix(f"{self._file}:")
                 self._problems.append(f"{where}: {inner}: this key is in line {first} already; remove one of them")
-            own[str(key)] = self._convert(value, where, inner)
+            own[key] = self._convert(value, where, inner)
         return {**merged, **own}
 
     def _merged(self, node: yaml.Node, where: str, name: str) -> dict[str, Node]:

@@ -113,17 +113,18 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         "seed: x\npack:\n  mode: pda\nsources:\n  web: {wieght: 1}\n  web: {weight: 1}\n  no: {}\n"
         "shuffle: {window: '${env:NOT_SET}'}\nphases: [{}, {}]\nloader: {batch_size: 0}\n",
     )
-    assert told.splitlines()[1:] == [
-        "  run.yaml:6: sources.web: this key is in line 5 already; remove one of them",
-        '  run.yaml:7: sources.no: YAML reads the key as False; put quotes around it: "no"',
-        "  run.yaml:8: shuffle.window: the environment has no NOT_SET; set it, or write ${env:NOT_SET:-default}",
-        "  run.yaml:1: seed is 'x'; it must be a whole number",
+    assert told.splitlines() == [
+        "10 things are wrong in the configuration:",
         "  run.yaml: path is missing",
+        "  run.yaml:1: seed is 'x'; it must be a whole number",
+        "  run.yaml:2: pack.seq_len is missing",
+        "  run.yaml:3: pack.mode is 'pda'; it must be 'split' or 'pad'",
+        "  run.yaml:6: sources.web: this key is in line 5 already; remove one of them",
+        '  run.yaml:7: sources.no: the key is read as bool; put quotes around it: "no"',
         "  run.yaml:7: sources.no: its weight is left out, and that of 'web' is a number: the two can't be compared; "
         "give numbers to all sources of the mix or to none",
+        "  run.yaml:8: shuffle.window: the environment has no NOT_SET; set it, or write ${env:NOT_SET:-default}",
         "  run.yaml:9: phases.0: until_tokens is missing; only the last phase may go on for ever",
-        "  run.yaml:3: pack.mode is 'pda'; it must be 'split' or 'pad'",
-        "  run.yaml:2: pack.seq_len is missing",
         "  run.yaml:10: loader.batch_size is 0; it must be at least 1",
     ]
 
@@ -147,8 +148,9 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         ("seed: !!python/name:os.system\n", "run.yaml:1: not valid YAML: could not determine a constructor"),
         ("sources: {<<: 3}\n", "run.yaml:1: << takes the alias of a mapping"),
         ("[" * 1500, "run.yaml: nested too deep"),
-        (WHOLE + "2024: {}\n", 'run.yaml:3: 2024: YAML reads the key as 2024; put quotes around it: "2024"'),
-        (WHOLE + "? [1]\n: 2\n", "run.yaml:3: the file has a key that is not text"),
+        (WHOLE + "2024: {}\n", 'run.yaml:3: 2024: the key is read as int; put quotes around it: "2024"'),
+        (WHOLE + "2024-13-45: 1\n", "run.yaml:3: 2024-13-45: the key is read as timestamp; put quotes around it"),
+        (WHOLE + "? [1]\n: 2\n", "run.yaml:3: the file has a key that is a list or a mapping, not a name"),
     ],
     ids=lambda text: repr(text[:30]),
 )
@@ -170,6 +172,8 @@ def test_a_folder_a_missing_file_and_other_things_are_no_files(tmp_path: Path) -
 def test_a_dict_is_checked_as_a_file_is(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^configuration: loader.bacth_size: unknown key; did you mean 'batch_size'"):
         read_config({"path": tmp_path, "pack": {"seq_len": 3}, "loader": {"bacth_size": 1}})
+    with pytest.raises(ConfigError, match=r"^configuration: include: unknown key; only a file can include others"):
+        read_config({"path": tmp_path, "pack": {"seq_len": 3}, "include": "a.yaml"})
     told = read_config({"path": tmp_path, "pack": {"seq_len": np.int64(3)}, "documents": {"strip": (1, 2)}})
     assert (told.path, told.pack.seq_len, told.documents.strip) == (str(tmp_path), 3, (1, 2))
 
@@ -195,6 +199,7 @@ def test_a_section_with_nothing_in_it_is_as_if_it_were_left_out(tmp_path: Path) 
         ("sources:\n  b: {weight: 1}\n  a: {weight: natural}", "5: sources.a: its weight is natural, and that of"),
         ("sources: {a: {weight: 0}}", "3: sources: no source has a weight above 0"),
         ("sources: {}", "3: sources: `sources` is empty"),
+        ("sources: {'': {}}", "3: sources: a source has no name"),
         ("temperature: 2\nsources: {a: {weight: 1}}", "3: temperature: temperature is for `weight: natural`"),
         ("phases: [{weights: {a: 1}, temperature: 2}]", "3: phases.0.temperature: temperature is for natural weights"),
         (
@@ -223,7 +228,7 @@ def test_overrides_name_values_of_any_section(tmp_path: Path) -> None:
         "shuffle.window=9",  # of a section that is not there
         "documents.strip=[0, 1]",
         "sources.wiki=null",
-        "sources.news={weight: 2, path: lang=en/news}",
+        "sources.news={weight: 2, path: lang=en/news.path=x}",
         "phases.1.weights.web=3",
         "task.prompt_len=1",
         "path=/data/lang=en",
@@ -232,7 +237,7 @@ def test_overrides_name_values_of_any_section(tmp_path: Path) -> None:
     told = read(tmp_path, text, parse_overrides(given))
     assert (told.loader.batch_size, told.shuffle.window, told.documents.strip) == (4, 9, (0, 1))
     assert told.sources is not None
-    assert {name: source.path for name, source in told.sources.items()} == {"web": None, "news": "lang=en/news"}
+    assert {name: source.path for name, source in told.sources.items()} == {"web": None, "news": "lang=en/news.path=x"}
     assert told.phases[1].weights == {"web": 3}
     assert told.task == {"name": "causal_lm", "prompt_len": 1}
     assert told.path == "/data/lang=en"
@@ -412,6 +417,7 @@ def test_an_include_that_can_not_be_is_told_why(tmp_path: Path) -> None:
         ("other.yaml", "other.yaml:2: files include each other: run.yaml -> other.yaml -> run.yaml"),
         ("[other.yaml, 3]", "other.yaml:2: files include each other"),
         ("{a: b}", "run.yaml:3: include takes the name of a YAML file, or a list of them"),
+        ("${env:NOT_SET}", "run.yaml:3: include: the environment has no NOT_SET"),
         ("3", "run.yaml:3: include takes the name of a YAML file, or a list of them"),
     ):
         assert refused(tmp_path, WHOLE + f"include: {include}\n").startswith(message)
