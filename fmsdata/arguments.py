@@ -46,7 +46,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     """
     known = list(known)
     close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known) or 'none'}"
 
 
 def check_parameters(what: str, given: Iterable[str], known: Iterable[str]) -> None:

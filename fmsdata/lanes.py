@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from fmsdata.arguments import whole
 from fmsdata.batch import Row
 from fmsdata.chunk import Chunk, Item
+from fmsdata.edits import edit_between
 from fmsdata.errors import ConfigError, StageError, StateError
 from fmsdata.readers import ArrowShard
 from fmsdata.stage import OPEN_SHARDS, Lane, Stage, State, endless, number, part, to_nobody
@@ -65,6 +66,29 @@ class Rescalable(IterableDataset[Item]):
         """Begin to read some of the lanes, or go on from their states."""
         return Lanes(self, lanes, states, reading)
 
+    def resume(self, states: State | Sequence[State], lanes: Sequence[int]) -> "Resumed":
+        """What some of the lanes go on from, in the pipeline as it is now."""
+        saved = unpack_states(states, self.description, lanes)
+        edit = edit_between(saved.pipeline, json.loads(self.fingerprint), self.lines, saved.step)
+        shards: Recent[ArrowShard] = Recent(OPEN_SHARDS)
+        mapped = Mapped()
+
+        def converted(lane: int, state: State) -> State:
+            try:
+                return edit.convert(
+                    Lane(index=lane, count=self.lanes, seed=self.seed, shards=shards, mapped=mapped, marks=True), state
+                )
+            except (StateError, KeyError, TypeError, IndexError, ValueError) as error:
+                raise StateError(f"the state of lane {lane} can't be used: {error}") from None
+
+        return Resumed(
+            saved.step,
+            saved.history,
+            json.dumps(edit.pipeline),
+            edit.changes,
+            {lane: converted(lane, state) for lane, state in saved.lanes.items()},
+        )
+
     @cached_property
     def description(self) -> State:
         """All that the order and the content of the stream depend on, as plain data."""
@@ -101,6 +125,16 @@ class Rescalable(IterableDataset[Item]):
     def __getstate__(self) -> State:
         """What a process that is given this dataset needs: the recipe, not an iteration over it."""
         return {**vars(self), "_newest": None, "_waiting": None}
+
+
+class Resumed(NamedTuple):
+    """What a run goes on from."""
+
+    step: int
+    history: list[Segment]
+    pipeline: str  # to be saved with its states from now on
+    changes: list[str]  # in words, what is not as it was saved
+    lanes: dict[int, State]
 
 
 class Anchor(NamedTuple):
@@ -248,6 +282,7 @@ class Samples(Iterator[Item]):
 
     def __init__(self, data: Rescalable, lanes: Sequence[int], world_size: int) -> None:
         self._data, self._mine, self._world_size = data, lanes, world_size
+        self._pipeline = data.fingerprint
         self._start(0, None)
 
     def _start(self, step: int, states: Mapping[int, State] | None) -> None:
@@ -271,7 +306,7 @@ class Samples(Iterator[Item]):
     def state_dict(self) -> State:
         """Where these lanes stand."""
         return pack_state(
-            self._data.fingerprint,
+            self._pipeline,
             self._places.state(),
             step=self._places.step,
             history=[Segment(0, self._world_size, 1)],
@@ -279,8 +314,9 @@ class Samples(Iterator[Item]):
 
     def load_state_dict(self, state: State | Sequence[State]) -> None:
         """Go on from a state."""
-        saved = unpack_states(state, self._data.description, self._mine)
+        saved = self._data.resume(state, self._mine)
         self._start(saved.step, saved.lanes)
+        self._pipeline = saved.pipeline
 
 
 def rank_and_world_size(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:

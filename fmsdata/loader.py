@@ -1,5 +1,6 @@
 """StatefulDataLoader: batches for one rank, and a state that is exact at any moment."""
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -20,9 +21,11 @@ from fmsdata.errors import ConfigError, FmsdataWarning
 from fmsdata.feed import Direct, Feed, LocalFeed, Make, ReadAhead
 from fmsdata.lanes import Lanes, Places, Rescalable, rank_and_world_size
 from fmsdata.stage import State
-from fmsdata.state import Segment, continued, pack_state, unpack_states
+from fmsdata.state import Segment, continued, pack_state
 from fmsdata.tasks import CausalLM, Collate, Task
 from fmsdata.workers import WorkerFeed
+
+log = logging.getLogger("fmsdata")
 
 
 class StatefulDataLoader:
@@ -151,14 +154,20 @@ class StatefulDataLoader:
         return self._state(self._places)
 
     def _state(self, places: Places) -> State:
-        return pack_state(self.data.fingerprint, places.state(), step=places.step, history=self._history)
+        return pack_state(self._pipeline, places.state(), step=places.step, history=self._history)
 
     def load_state_dict(self, state: State | Sequence[State]) -> None:
-        """Go on from a state: this rank's own, or the list of all ranks' from any world size."""
-        saved = unpack_states(state, self.data.description, self._mine)
+        """Go on from a state: this rank's own, or the list of all ranks' from any world size.
+
+        The mix and the lines may be others than those that it was saved with: see `fmsdata.edits`.
+        """
+        saved = self.data.resume(state, self._mine)
         lanes = self.data.start(self._mine, saved.lanes)
         self.close()
         self._start_at(saved.step, saved.history, lanes)
+        self._pipeline = saved.pipeline
+        if saved.changes and self.rank == 0:
+            log.warning("going on from step %d with another mix: %s", saved.step, "; ".join(saved.changes))
 
     def _start_at(self, step: int, history: Sequence[Segment], lanes: Lanes) -> None:
         """Stand where these lanes were opened."""
@@ -167,6 +176,7 @@ class StatefulDataLoader:
         self._places = lanes.places(step)  # after the last batch that was handed out
         self._done = self._places  # when the trainer last asked for a batch
         self._saved_step = None
+        self._pipeline = self.data.fingerprint
 
     def save(self) -> str:
         """Write a checkpoint of this rank now, unless it is there already, and tell the step's folder."""

@@ -337,7 +337,7 @@ class _MixtureIterator(StageIterator):
         feed = self._feeds[name]
         had_ended = feed.ended
         has_more = feed.fill() < math.inf
-        if not has_more and not had_ended and self._lane.index == 0:
+        if not has_more and not had_ended and self._lane.index == 0 and not self._lane.marks:
             warnings.warn(
                 f"source {self._lane.named(name).source!r} has been read max_epochs times: "
                 "from now on its share goes to the others",

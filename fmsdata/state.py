@@ -7,7 +7,7 @@ and nothing that a caller could change behind the loader's back.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fmsdata.errors import StateError
@@ -41,6 +41,7 @@ class Saved(NamedTuple):
 
     step: int
     history: list[Segment]
+    pipeline: State  # that it was saved with
     lanes: dict[int, State]
 
 
@@ -58,7 +59,8 @@ def pack_state(pipeline: str, lanes: Mapping[str, str], *, step: int, history: S
 def unpack_states(states: State | Sequence[State], description: State, lanes: Sequence[int]) -> Saved:
     """What is saved of these lanes, from one rank's state or from those of several ranks.
 
-    Raises if they do not belong here, or not together.
+    Raises if they do not belong here, or not together. The description is that of the run which goes on: the
+    seed and the lanes must be the same, and whether it can go on with the rest is told by `fmsdata.edits`.
     """
     if not isinstance(states, Mapping | list | tuple):
         raise StateError(f"a state is a dict, or the list of all ranks' dicts, not {type(states).__name__}")
@@ -67,7 +69,11 @@ def unpack_states(states: State | Sequence[State], description: State, lanes: Se
     found: dict[str, str] = {}
     for state in many:
         _check(state, description)
-        for name, what in (("step", "of different steps"), ("history", "of runs with another past")):
+        for name, what in (
+            ("step", "of different steps"),
+            ("history", "of runs with another past"),
+            ("pipeline", "of different pipelines"),
+        ):
             if state[name] != many[0][name]:
                 raise StateError(
                     f"the states are {what}: {name} {many[0][name]} and {state[name]}; "
@@ -86,7 +92,8 @@ def unpack_states(states: State | Sequence[State], description: State, lanes: Se
         )
     step = many[0]["step"] if many else 0
     history = [Segment(*segment) for segment in many[0]["history"]] if many else []
-    return Saved(step, history, {lane: _lane(lane, found[str(lane)], step) for lane in lanes})
+    pipeline = _pipeline(many[0]) if many else description
+    return Saved(step, history, pipeline, {lane: _lane(lane, found[str(lane)], step) for lane in lanes})
 
 
 def _lane(lane: int, text: str, step: int) -> State:
@@ -125,9 +132,6 @@ def _check(state: Any, description: State) -> None:
             raise StateError(
                 f"the state was saved with {name} {saved.get(name)} and this run has {name} {description[name]}; {why}"
             )
-    differences = list(_compare(saved.get("lines"), description["lines"], ""))
-    if differences:
-        raise StateError("the state belongs to another pipeline: " + "; ".join(differences))
 
 
 def _pipeline(state: Mapping[str, Any]) -> State:
@@ -149,35 +153,6 @@ def _is_history(history: Any) -> bool:
             for segment in history
         )
     )
-
-
-def _compare(saved: Any, now: Any, where: str) -> Iterator[str]:
-    """In words, where two descriptions differ."""
-    if isinstance(saved, Mapping) and isinstance(now, Mapping):
-        if saved.get("stage") == now.get("stage") == "ShardReader" and saved.get("digest") != now["digest"]:
-            yield (
-                f"the shards of source {where or 'below'!r} changed: "
-                f"{_shards(saved)} when it was saved, {_shards(now)} now"
-            )
-            return
-        if saved.get("stage") != now.get("stage"):
-            yield f"{saved.get('stage')} where there is {now.get('stage')} now"
-            return
-        for name in sorted(set(saved) | set(now)):
-            inner = where if name in ("children", "below") else f"{where}/{name}".lstrip("/")
-            if name not in now:
-                yield f"{inner} is gone"
-            elif name not in saved:
-                yield f"{inner} is new"
-            else:
-                yield from _compare(saved[name], now[name], inner)
-    elif saved != now:
-        yield f"{where} was {saved} when it was saved and is {now} now"
-
-
-def _shards(reader: Mapping[str, Any]) -> str:
-    told = {name: reader.get(name, "?") for name in ("shards", "documents", "tokens", "digest")}
-    return "{shards} shards, {documents} documents, {tokens} tokens ({digest:.6})".format(**told)
 
 
 def _few(lanes: Sequence[int]) -> str:

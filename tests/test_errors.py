@@ -163,14 +163,7 @@ def saved(corpus: Path) -> dict[str, Any]:
     [
         ({"seed": 4}, "saved with seed 3 and this run has seed 4"),
         ({"lanes": 12}, "saved with lanes 24 and this run has lanes 12"),
-        ({"shuffle__window": 9}, "window was 8 when it was saved and is 9 now"),
-        ({"pack__seq_len": 20}, "seq_len was 17 when it was saved and is 21 now"),
-        ({"documents__eos": 2}, "eos was 0 when it was saved and is 2 now"),
-        ({"sources": {"web": {"weight": 1}}}, "wiki is gone"),
-        (
-            {"sources": {"web": {"weight": 1}, "wiki": {"weight": 1}}},
-            "weights/web was 0.7 when it was saved and is 0.5",
-        ),
+        ({"documents__min_length": 2}, "web/min_length was 1 when it was saved and is 2 now"),
     ],
     ids=str,
 )

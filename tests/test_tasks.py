@@ -420,6 +420,7 @@ BAD_FUNCTIONS = {
     "good:fin": "did you mean 'fine'?",
     "good:": "task 'good:': write a function of your own as package.module:function",
     ":fine": "task ':fine': write a function of your own as package.module:function",
+    "good:fine rate": "good.py has no 'fine rate'; did you mean 'fine'?",
     "good:number": "task 'good:number': number is 3, which can't be called",
     "extra:fine": "extra_tokens of task 'extra:fine' is -1; it must be at least 0",
     "needs:fine": "importing needs failed: ModuleNotFoundError: No module named 'not_installed'",

@@ -63,7 +63,7 @@ class OwnTask:
 
     @cached_property
     def _function(self) -> Callable[..., Any]:
-        module, _, name = self.function.partition(":")
+        module, _, name = str(self.function).partition(":")
         if not module or not name:
             raise ConfigError(f"task {self.function!r}: write a function of your own as package.module:function")
         with _current_directory_first():
