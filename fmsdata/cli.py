@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fmsdata.commands.schema import schema
 from fmsdata.commands.trace import trace
 from fmsdata.counts import write_index
 from fmsdata.demo import run_demo
@@ -18,6 +19,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="One canonical stream of training samples, the same on any number of GPUs.",
 )
+
+app.command()(schema)
 
 
 @app.command()

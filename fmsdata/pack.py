@@ -55,13 +55,18 @@ class Pack(Stage):
             raise ConfigError(
                 f"seq_len is {seq_len}; a line needs room for at least {needed} tokens (bol, eol and one of a document)"
             )
-        if (pad is None) == (mode == "pad"):
-            raise ConfigError(
-                "pack mode 'pad' needs a `pad` token" if pad is None else f"pad={pad} is only for pack mode 'pad'"
-            )
+        check_pad(mode, pad)
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
         return _PackIterator(self, lane, state)
+
+
+def check_pad(mode: Mode, pad: int | None) -> None:
+    """Raise unless there is a token to pad with exactly where lines are padded."""
+    if (pad is None) == (mode == "pad"):
+        raise ConfigError(
+            "pack mode 'pad' needs a `pad` token" if pad is None else f"pad={pad} is only for pack mode 'pad'"
+        )
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,15 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     raise ConfigError(f"path {text!r}: {protocol}:// is not available yet; use a local folder or a mounted one")
 
 
+def same_kind(one: str, other: str) -> bool:
+    """Whether two paths are on the same kind of filesystem.
+
+    >>> same_kind("s3://corpus/web", "s3://runs/7"), same_kind("s3://corpus/web", "checkpoints")
+    (True, False)
+    """
+    return bool(fsspec.utils.get_protocol(one) == fsspec.utils.get_protocol(other))
+
+
 def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
     """Paths, relative to the folder and sorted, of all files below it that end in one of the suffixes.
 

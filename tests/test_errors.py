@@ -23,29 +23,30 @@ def build(root: Path, overrides: dict[str, Any] | None = None, **ranks: Any) -> 
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"sources.web.weight": -2}, r"'web': weight -2.* must be a number, zero or above"),
-        ({"sources.web.weight": float("nan")}, r"'web': weight nan"),
-        ({"sources.web.weight": "much"}, r"sources.web.weight: .*'much'"),
+        ({"sources.web.weight": -2}, r"sources.web.weight is -2; it must be a number from 0"),
+        ({"sources.web.weight": float("nan")}, r"sources.web.weight is nan; it must be a number from 0"),
+        ({"sources.web.weight": "much"}, r"sources.web.weight is 'much'; .* or the word natural"),
         ({"sources": {}}, r"`sources` is empty"),
         ({"lanes": 0}, r"lanes is 0"),
         ({"shuffle.window": 0}, r"window is 0"),
-        ({"pack.seq_len": 0, "pack.bol": 2}, r"seq_len is 1"),
-        ({"pack.mode": "bestfit"}, r"pack mode 'bestfit': use 'split' or 'pad'"),
+        ({"pack.seq_len": 0}, r"pack.seq_len is 0; it must be at least 1"),
+        ({"pack.seq_len": 1, "pack.bol": 2, "pack.eol": 3}, r"seq_len is 2; a line needs room for at least 3"),
+        ({"pack.mode": "bestfit"}, r"pack.mode is 'bestfit'; it must be 'split' or 'pad'"),
         ({"pack.mode": "pad"}, r"needs a `pad` token"),
         ({"pack.pad": 1}, r"pad=1 is only for pack mode 'pad'"),
         ({"documents.bos": -1}, r"bos is -1"),
         ({"loader.batch_size": 0}, r"batch_size is 0"),
         ({"loader.num_workers": -1}, r"num_workers is -1"),
         ({"loader.prefetch": -1}, r"prefetch is -1"),
-        ({"loader.multiprocessing_context": "thread"}, r"multiprocessing_context is 'thread'; use one of 'fork'"),
+        ({"loader.multiprocessing_context": "thread"}, r"multiprocessing_context is 'thread'; it must be 'fork'"),
         ({"loader.outputs": ["documents"]}, r"unknown output 'documents'.*document_ids"),
         ({"task.prompt_len": -1}, r"prompt_len is -1"),
-        ({"task": "masked"}, r"task.name: .*'masked'"),
+        ({"task": "masked"}, r"task: .*'masked'"),
         ({"shufle": {"window": 3}}, r"shufle: unknown key; did you mean 'shuffle'"),
         ({"loader.batchsize": 3}, r"loader.batchsize: unknown key; did you mean 'batch_size'"),
         ({"sources.web.wieght": 3}, r"sources.web.wieght: unknown key; did you mean 'weight'"),
         ({"seed.x": 3}, r"override 'seed.x': 'seed' is a value"),
-        ({"phases": [{"until_tokens": 5}]}, r"phases: .*not available yet"),
+        ({"phases": [{"weights": {"web": 1}}, {}]}, r"phases.0: until_tokens is missing"),
         ({"checkpoint": {"path": "x", "every": 0}}, r"every is 0"),
         ({"checkpoint": {"path": "x", "keep": 0}}, r"keep is 0"),
         ({"checkpoint": {"path": ""}}, r"path is ''"),
@@ -385,8 +386,8 @@ def test_the_demo_configuration_is_a_valid_one(tmp_path: Path, corpus: Path) -> 
     with pytest.raises(ConfigError, match=r"nothing.yaml: No such file"):
         fmsdata.build_loader(tmp_path / "nothing.yaml")
     (tmp_path / "bad.yaml").write_text("seed: [1")
-    with pytest.raises(ConfigError, match=r"bad.yaml is not valid YAML"):
+    with pytest.raises(ConfigError, match=r"bad.yaml:1: not valid YAML"):
         fmsdata.build_loader(tmp_path / "bad.yaml")
     (tmp_path / "list.yaml").write_text("- 1")
-    with pytest.raises(ConfigError, match=r"expected keys and values, found list"):
+    with pytest.raises(ConfigError, match=r"expected keys and values, found a list"):
         fmsdata.build_loader(tmp_path / "list.yaml")

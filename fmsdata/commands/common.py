@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 
-from fmsdata.errors import ConfigError
+from fmsdata.overrides import parse_override
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file of the run.", show_default=False)]
 Overrides = Annotated[
@@ -26,16 +25,7 @@ def parse_overrides(given: list[str] | None) -> dict[str, Any]:
     >>> parse_overrides(["loader.batch_size=4", "documents.strip=[0, 1]"])
     {'loader.batch_size': 4, 'documents.strip': [0, 1]}
     """
-    overrides = {}
-    for one in given or []:
-        key, equals, value = one.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"override {one!r}: write KEY=VALUE, such as loader.batch_size=4")
-        try:
-            overrides[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ConfigError(f"override {one!r}: {value!r} is not a YAML value") from None
-    return overrides
+    return dict(parse_override(one) for one in given or [])
 
 
 def console() -> Console:
