@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fmsdata.commands.plan import plan
 from fmsdata.commands.schema import schema
 from fmsdata.commands.trace import trace
 from fmsdata.counts import write_index
@@ -20,6 +21,7 @@ app = typer.Typer(
     help="One canonical stream of training samples, the same on any number of GPUs.",
 )
 
+app.command()(plan)
 app.command()(schema)
 
 

@@ -88,7 +88,7 @@ def make_loader(
     return StatefulDataLoader(
         data,
         **dict(config.loader),
-        task=_task(config),
+        task=make_task(config),
         checkpoint=_checkpoints(config),
         rank=rank,
         world_size=world_size,
@@ -100,7 +100,7 @@ def build_data(config: Config) -> Rescalable:
     documents, pack = config.documents, config.pack
     lines = Pack(
         Delimit(_mixture(config), bos=documents.bos, eos=documents.eos),
-        seq_len=pack.seq_len + _task(config).extra_tokens,
+        seq_len=pack.seq_len + make_task(config).extra_tokens,
         mode=pack.mode,
         bol=pack.bol,
         eol=pack.eol,
@@ -109,7 +109,7 @@ def build_data(config: Config) -> Rescalable:
     return Rescalable(Shuffle(lines, window=config.shuffle.window), lanes=config.lanes, seed=config.seed)
 
 
-def _task(config: Config) -> Task:
+def make_task(config: Config) -> Task:
     return task_from(config.task)
 
 

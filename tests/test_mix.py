@@ -52,7 +52,8 @@ def prefixes(data: fmsdata.Rescalable) -> npt.NDArray[np.int64]:
 
 def shares() -> Shares:
     weights = np.array([WEIGHTS[name] for name in sorted(WEIGHTS)], np.float64)
-    return weights / weights.sum()
+    normal: Shares = weights / weights.sum()
+    return normal
 
 
 def test_after_fifty_million_tokens_every_share_is_within_one_percent(prefixes: npt.NDArray[np.int64]) -> None:
