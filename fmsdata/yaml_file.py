@@ -88,7 +88,8 @@ def read_yaml(path: Path, problems: list[str], above: tuple[Path, ...] = ()) -> 
     include = values.pop("include", Node([]))
     included = Node({})
     for one in include.value if isinstance(include.value, list) else [include]:
-        name = fill_in(one, unset := [], name="include").value
+        unset: list[str] = []
+        name = fill_in(one, unset, name="include").value
         if unset:
             raise ConfigError(unset[0])
         if not isinstance(name, str) or not name:
