@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import fmsdata
 from fmsdata import ConfigError, Mixture
 from fmsdata.commands.common import parse_overrides
+from fmsdata.commands.plan import outlook
 from fmsdata.config import Config, build_data, make_loader, read_config
 from fmsdata.mixture import Phase
 
@@ -522,6 +523,9 @@ def test_every_example_can_be_planned_and_read(tmp_path: Path, name: str, config
     data = build_data(told)
     ranks = 1024 if name == "s3-128-nodes.yaml" else told.lanes // 2
     assert told.lanes % ranks == 0
+    planned = outlook(told, data, None, ranks)
+    assert planned["sources"].keys() == told.sources.keys()
+    assert ranks in planned["same_stream_at_world_sizes"]
     loader = make_loader(told, data, rank=ranks - 1, world_size=ranks)
     for batch in islice(loader, 2):
         assert batch["input_ids"].shape == (told.loader.batch_size, told.pack.seq_len)

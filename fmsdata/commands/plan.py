@@ -116,12 +116,12 @@ def expected_tokens(mixture: Mixture, tokens: int) -> dict[str, float]:
         phase = mixture.phase_at(math.floor(done))
         active = {name: share for name, share in phase.weights.items() if share and taken[name] < most[name]}
         total = math.fsum(active.values())
-        until = min(tokens, phase.until_tokens or tokens) - done
-        part = min([until, *((most[name] - taken[name]) * total / share for name, share in active.items())])
+        until = min(tokens, phase.until_tokens or tokens)
+        used_up = {name: done + (most[name] - taken[name]) * total / share for name, share in active.items()}
+        now = min([until, *used_up.values()])
         for name, share in active.items():
-            gives_last = (most[name] - taken[name]) * total / share <= part
-            taken[name] = most[name] if gives_last else taken[name] + part * share / total
-        done += max(part, 1e-6 * tokens if part <= 0 else part)
+            taken[name] = most[name] if used_up[name] <= now else taken[name] + (now - done) * share / total
+        done = now
     return taken
 
 
