@@ -24,6 +24,7 @@ from fmsdata.pack import Pack
 from fmsdata.reader import ShardReader
 from fmsdata.shuffle import Shuffle
 from fmsdata.stage import Lane, Stage, StageIterator
+from fmsdata.stats import Stats
 from fmsdata.tasks import CausalLM, Collate
 
 __version__ = "0.1.0"
@@ -54,6 +55,7 @@ __all__ = [
     "StageIterator",
     "StateError",
     "StatefulDataLoader",
+    "Stats",
     "WorkerError",
     "build_loader",
     "train_state",
