@@ -80,7 +80,8 @@ class Tallies:
     def tokens(self, lines: Mapping[int, int]) -> Ints:
         """Per column, the tokens of all lanes when this many lines of each are taken."""
         rows = [tally.tokens[lines[lane] - tally.lines] for lane, tally in self._current.items()]
-        return np.concatenate([self._before, *rows]).reshape(len(rows) + 1, -1).sum(axis=0)
+        total: Ints = np.concatenate([self._before, *rows]).reshape(len(rows) + 1, -1).sum(axis=0)
+        return total
 
 
 def source_sizes(stage: Stage) -> dict[str, int]:
