@@ -171,9 +171,9 @@ class StatefulDataLoader:
 
     def _start_at(self, step: int, history: Sequence[Segment], lanes: Lanes) -> None:
         """Stand where these lanes were opened."""
+        self._places = lanes.places(step)  # after the last batch that was handed out
         self._history = continued(history, Segment(step, self.world_size, self.batch_size))
         self._opened = lanes
-        self._places = lanes.places(step)  # after the last batch that was handed out
         self._done = self._places  # when the trainer last asked for a batch
         self._saved_step = None
         self._meter = Meter(tokens_before=int(self._places.tokens().sum()))
