@@ -113,6 +113,7 @@ def snapshot_cost(root: Path) -> None:
     for _ in islice(loader, 50):
         pass
     print(f"state_dict(), 13 sources x 200 lanes: {timed(loader.state_dict, 200) * 1e6:.0f} microseconds")
+    print(f"stats(), 13 sources x 200 lanes: {timed(loader.stats, 200) * 1e6:.0f} microseconds")
 
 
 def checkpoint_cost(root: Path, world_size: int) -> None:

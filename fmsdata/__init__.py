@@ -24,6 +24,7 @@ from fmsdata.pack import Pack
 from fmsdata.reader import ShardReader
 from fmsdata.shuffle import Shuffle
 from fmsdata.stage import Lane, Stage, StageIterator
+from fmsdata.stats import Stats
 from fmsdata.tasks import CausalLM, Collate, FillInTheMiddle, MaskedLM, OwnTask, task_from
 
 __version__ = "0.1.0"
@@ -58,6 +59,7 @@ __all__ = [
     "StageIterator",
     "StateError",
     "StatefulDataLoader",
+    "Stats",
     "WorkerError",
     "build_loader",
     "task_from",

@@ -1,7 +1,7 @@
 """Feeds: where a loader's batches come from, and the thread that makes them ahead of time.
 
-A feed gives batch after batch, together with the samples that are in it and the anchors that were passed on the
-way. The loader keeps account of those when it hands a batch out, so whatever was read ahead does not count.
+A feed gives batch after batch, together with the samples that are in it and the anchors and tallies that were passed on
+the way. The loader keeps account of those when it hands a batch out, so whatever was read ahead does not count.
 """
 
 import atexit
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fmsdata.batch import Batch, collect
-from fmsdata.lanes import Anchor, Lanes, Turns
+from fmsdata.lanes import Lanes, Passed, Turns
 from fmsdata.tasks import Collate
 
 PATIENCE_SECONDS = 2.0  # for a thread to end by itself
@@ -24,11 +24,11 @@ CHECK_SECONDS = 0.5  # how often who waits for a batch looks whether one can sti
 
 
 class Taken(NamedTuple):
-    """Lines for a batch: which samples they are, and the anchors that their lanes passed."""
+    """Lines for a batch: which samples they are, and what their lanes passed."""
 
     batch: Batch
     samples: list[int]
-    anchors: list[Anchor]
+    passed: list[Passed]
 
 
 class Made(NamedTuple):
@@ -36,7 +36,7 @@ class Made(NamedTuple):
 
     fields: dict[str, Any]
     samples: list[int]
-    anchors: list[Anchor]
+    passed: list[Passed]
 
 
 class Feed(Protocol):
@@ -63,8 +63,8 @@ class LocalFeed:
 
     def next(self) -> Taken:
         samples = self._turns.take(self._batch_size)
-        rows, anchors = self._lanes.take(samples)
-        return Taken(collect(rows, self._extra_tokens), samples, anchors)
+        rows, passed = self._lanes.take(samples)
+        return Taken(collect(rows, self._extra_tokens), samples, passed)
 
     def check(self) -> None:
         pass
@@ -87,7 +87,7 @@ class Make:
         fields = self.collate.fields(taken.batch)
         if self.pin_memory:
             fields = {name: one.pin_memory() if isinstance(one, torch.Tensor) else one for name, one in fields.items()}
-        return Made(fields, taken.samples, taken.anchors)
+        return Made(fields, taken.samples, taken.passed)
 
 
 class Direct:

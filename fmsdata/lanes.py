@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch.distributed
 from torch.utils.data import IterableDataset, get_worker_info
@@ -20,9 +20,11 @@ from fmsdata.batch import Row
 from fmsdata.chunk import Chunk, Item
 from fmsdata.edits import edit_between
 from fmsdata.errors import ConfigError, StageError, StateError
+from fmsdata.keys import Ints
 from fmsdata.readers import ArrowShard
 from fmsdata.stage import OPEN_SHARDS, Lane, Stage, State, endless, number, part, to_nobody
 from fmsdata.state import Segment, pack_state, unpack_states
+from fmsdata.stats import Tallies, Tally, count_tokens, source_sizes
 from fmsdata.storage import Mapped, Recent
 
 
@@ -99,6 +101,16 @@ class Rescalable(IterableDataset[Item]):
         """The description as text."""
         return json.dumps(self.description)
 
+    @cached_property
+    def source_sizes(self) -> dict[str, int]:
+        """The names of all sources, in order, and the tokens of one epoch of each."""
+        return source_sizes(self.lines)
+
+    @cached_property
+    def columns(self) -> dict[str, int]:
+        """Which column of a tally is whose."""
+        return {name: column for column, name in enumerate(self.source_sizes)}
+
     def __iter__(self) -> "Samples":
         """This rank's samples, one by one, from the start or from the state that was loaded."""
         self._newest, self._waiting = self._waiting or self._open(), None
@@ -145,6 +157,9 @@ class Anchor(NamedTuple):
     state: str
 
 
+Passed: TypeAlias = Anchor | Tally  # what lanes come by on their way, at some number of lines
+
+
 class Turns:
     """Whose turn it is: the lane with the fewest lines taken, ties by number.
 
@@ -165,20 +180,27 @@ class Turns:
 
 
 class Places:
-    """Where some lanes stand after a step: the lines that were taken of each, and the last anchor before there.
+    """Where some lanes stand after a step: the lines taken of each, the last anchor before there, and the tallies.
 
     Never changed, but replaced: whatever interrupts a step, the places are those before it or those after it.
     """
 
-    def __init__(self, step: int, lines: Mapping[int, int], anchors: Mapping[int, Anchor], lanes: int) -> None:
-        self.step, self.lines = step, lines
+    def __init__(
+        self, step: int, lines: Mapping[int, int], anchors: Mapping[int, Anchor], tallies: Tallies, lanes: int
+    ) -> None:
+        self.step, self.lines, self.tallies = step, lines, tallies
         self._anchors, self._lanes = anchors, lanes
 
-    def after(self, samples: Iterable[int], anchors: Iterable[Anchor]) -> "Places":
-        """The places one step on, in which these samples were taken and these anchors passed."""
+    def after(self, samples: Iterable[int], passed: Sequence[Passed]) -> "Places":
+        """The places one step on, in which these samples were taken and these anchors and tallies passed."""
         taken = {sample % self._lanes: sample // self._lanes + 1 for sample in samples}
-        passed = {anchor.lane: anchor for anchor in anchors}
-        return Places(self.step + 1, {**self.lines, **taken}, {**self._anchors, **passed}, self._lanes)
+        anchors = {one.lane: one for one in passed if isinstance(one, Anchor)}
+        tallies = self.tallies.after([one for one in passed if isinstance(one, Tally)], self.lines)
+        return Places(self.step + 1, {**self.lines, **taken}, {**self._anchors, **anchors}, tallies, self._lanes)
+
+    def tokens(self) -> Ints:
+        """What was taken of each source, by the columns of tallies."""
+        return self.tallies.tokens(self.lines)
 
     def turns(self) -> Turns:
         return Turns(self.lines, self._lanes)
@@ -210,10 +232,10 @@ class Lanes:
     ) -> None:
         shards: Recent[ArrowShard] = Recent(OPEN_SHARDS)
         mapped = Mapped()
-        self._count = data.lanes
+        self._data, self._count = data, data.lanes
         self._running = {
             lane: _RunningLane(
-                data.lines,
+                data,
                 Lane(index=lane, count=data.lanes, seed=data.seed, shards=shards, mapped=mapped, reading=reading),
                 None if states is None else states[lane],
             )
@@ -221,12 +243,16 @@ class Lanes:
         }
         self._told = {lane: running.anchor for lane, running in self._running.items()}
 
-    def take(self, samples: Iterable[int]) -> tuple[list[Row], list[Anchor]]:
-        """The next lines of the lanes of these samples, and the anchors that were passed."""
-        rows, passed = [], []
+    def take(self, samples: Iterable[int]) -> tuple[list[Row], list[Passed]]:
+        """The next lines of the lanes of these samples, and what was passed."""
+        rows: list[Row] = []
+        passed: list[Passed] = []
         for sample in samples:
             running = self._running[sample % self._count]
             rows.append(running.take())
+            if running.tallies:
+                passed += running.tallies
+                running.tallies = []
             if running.anchor is not self._told[running.lane]:
                 self._told[running.lane] = running.anchor
                 passed.append(running.anchor)
@@ -235,18 +261,20 @@ class Lanes:
     def places(self, step: int) -> Places:
         """Where these lanes were opened."""
         lines = {lane: running.lines for lane, running in self._running.items()}
-        return Places(step, lines, dict(self._told), self._count)
+        tallies = Tallies.at(self._data, (anchor.state for anchor in self._told.values()))
+        return Places(step, lines, dict(self._told), tallies, self._count)
 
 
 class _RunningLane:
-    def __init__(self, stage: Stage, lane: Lane, state: State | None) -> None:
-        self.lane = lane.index
+    def __init__(self, data: Rescalable, lane: Lane, state: State | None) -> None:
+        self.lane, self._columns = lane.index, data.columns
+        self.tallies: list[Tally] = []  # of chunks that were begun, until somebody takes them
         try:
             self.lines = number(state, "lines")
             self._row = number(state, "skip")
             if self._row > self.lines:
                 raise StateError(f"'skip' is {self._row}, more than the {self.lines} lines taken")
-            self._iterator = stage.open(lane, part(state, "anchor"))
+            self._iterator = data.lines.open(lane, part(state, "anchor"))
         except (StateError, KeyError, TypeError, IndexError, ValueError) as error:
             raise StateError(f"the state of lane {lane.index} can't be used: {error}") from None
         self._chunk: Chunk | None = None
@@ -257,6 +285,7 @@ class _RunningLane:
             if self._chunk is not None:
                 self._leave(self._chunk)
             self._chunk = self._iterator.read()
+            self.tallies.append(Tally(self.lane, self.lines - self._row, count_tokens(self._chunk, self._columns)))
         chunk, row = self._chunk, self._row
         self._row += 1
         self.lines += 1
@@ -295,12 +324,12 @@ class Samples(Iterator[Item]):
             raise StopIteration
         try:
             samples = self._turns.take(1)
-            ((chunk, row),), anchors = self._lanes.take(samples)
+            ((chunk, row),), passed = self._lanes.take(samples)
             item = chunk[row]
         except BaseException:
             self._start(self._places.step, self._places.states(self._mine))
             raise
-        self._places = self._places.after(samples, anchors)
+        self._places = self._places.after(samples, passed)
         return item
 
     def state_dict(self) -> State:

@@ -22,6 +22,7 @@ from fmsdata.feed import Direct, Feed, LocalFeed, Make, ReadAhead
 from fmsdata.lanes import Lanes, Places, Rescalable, rank_and_world_size
 from fmsdata.stage import State
 from fmsdata.state import Segment, continued, pack_state
+from fmsdata.stats import Meter, Stats
 from fmsdata.tasks import CausalLM, Collate, Task
 from fmsdata.workers import WorkerFeed
 
@@ -111,13 +112,14 @@ class StatefulDataLoader:
         try:
             if self._engine_process != os.getpid():  # this is a fork, and threads and workers stayed behind
                 self._engine, self._engine_process = None, os.getpid()
-            if self._engine is None:
-                self._engine = self._start_engine()
-            made = self._engine.next()
+            with self._meter:
+                if self._engine is None:
+                    self._engine = self._start_engine()
+                made = self._engine.next()
         except BaseException:
             self.close()
             raise
-        self._places = self._places.after(made.samples, made.anchors)
+        self._places = self._places.after(made.samples, made.passed)
         return made.fields
 
     def _start_engine(self) -> ReadAhead | Direct:
@@ -149,6 +151,13 @@ class StatefulDataLoader:
             self._forget_engine.detach()
             engine.close()
 
+    def stats(self) -> Stats:
+        """What this rank has consumed, how fast, and how long it waited. Costs little: log it every step.
+
+        >>> print(loader.stats())     # doctest: +SKIP
+        """
+        return self._meter.stats(self.data, self._places)
+
     def state_dict(self) -> State:
         """Where this rank stands, as plain data: JSON-able, and without tokens."""
         return self._state(self._places)
@@ -171,12 +180,13 @@ class StatefulDataLoader:
 
     def _start_at(self, step: int, history: Sequence[Segment], lanes: Lanes) -> None:
         """Stand where these lanes were opened."""
+        self._places = lanes.places(step)  # after the last batch that was handed out
         self._history = continued(history, Segment(step, self.world_size, self.batch_size))
         self._opened = lanes
-        self._places = lanes.places(step)  # after the last batch that was handed out
         self._done = self._places  # when the trainer last asked for a batch
         self._saved_step = None
         self._pipeline = self.data.fingerprint
+        self._meter = Meter(tokens_before=int(self._places.tokens().sum()))
 
     def save(self) -> str:
         """Write a checkpoint of this rank now, unless it is there already, and tell the step's folder."""

@@ -33,7 +33,7 @@ from fmsdata.batch import Batch, Row, check_lengths, gather, padding_of
 from fmsdata.chunk import Chunk
 from fmsdata.errors import ConfigError, FmsdataError, StageError, WorkerError
 from fmsdata.feed import Taken
-from fmsdata.lanes import Anchor, Lanes, Places, Rescalable
+from fmsdata.lanes import Lanes, Passed, Places, Rescalable
 from fmsdata.readers import Tokens
 from fmsdata.shared import SharedMemory
 
@@ -54,7 +54,7 @@ class Piece(NamedTuple):
     dtype: str = ""
     padding: Sequence[int] = ()  # of each line
     lines: Chunk | None = None  # without tokens, and only if they are needed
-    anchors: Sequence[Anchor] = ()
+    passed: Sequence[Passed] = ()
     failure: "Failure | None" = None  # what kept the rest of the lines from coming
 
 
@@ -146,13 +146,13 @@ class _Worker(IterableDataset[Piece]):
     def _piece(self, lanes: Lanes, samples: list[int], memory: SharedMemory) -> Piece:
         """The lines of these samples, as far as they can be read."""
         rows: list[Row] = []
-        anchors: list[Anchor] = []
+        passed: list[Passed] = []
         failure = None
         try:
             for sample in samples:
-                some, passed = lanes.take([sample])
+                some, on_the_way = lanes.take([sample])
                 rows += some
-                anchors += passed
+                passed += on_the_way
         except Exception as error:
             failure = Failure.of(error)
         if not rows:
@@ -161,7 +161,7 @@ class _Worker(IterableDataset[Piece]):
             tokens = gather(rows)
             memory.write(tokens.reshape(-1).view(np.uint8).data)
             lines = _join_lines(rows) if self._work.needs_lines else None
-            return Piece(tokens.shape[1], tokens.dtype.str, padding_of(rows), lines, anchors, failure)
+            return Piece(tokens.shape[1], tokens.dtype.str, padding_of(rows), lines, passed, failure)
         except Exception as error:
             return Piece(failure=Failure.of(error))
 
@@ -227,7 +227,7 @@ class WorkerFeed:
         self._work.rounds.write(self._sizes.data.cast("B"))
         self._began = time.monotonic()  # when this round was taken on
         self._received: list[_Received] = []  # of this round, by worker
-        self._ahead: dict[int, deque[Anchor]] = {lane: deque() for lane in places.lines}  # received, not passed yet
+        self._ahead: dict[int, deque[Passed]] = {lane: deque() for lane in places.lines}  # received, not passed yet
         self._children: list[Any] = []
         self._aborted = False
         # torch would have signals of dying workers raise errors in the middle of whatever the trainer does. It does
@@ -266,7 +266,7 @@ class WorkerFeed:
         lanes = self._work.data.lanes
         samples = self._turns.take(self._work.batch_size)
         rows: list[list[int]] = [[] for _ in self._received]  # of the batch, by worker
-        passed: list[Anchor] = []
+        passed: list[Passed] = []
         for row, sample in enumerate(samples):
             lane, lines = sample % lanes, sample // lanes + 1
             rows[self._worker_of_lane[lane]].append(row)
@@ -283,8 +283,8 @@ class WorkerFeed:
             piece = self._receive()
             memory = self._work.memories[worker][self._round % MEMORIES]
             self._received.append(_Received(piece, memory, partial(self._note, worker)))
-            for anchor in piece.anchors:
-                self._ahead[anchor.lane].append(anchor)
+            for one in piece.passed:
+                self._ahead[one.lane].append(one)
         check_lengths(received.piece.length for received in self._received if received.piece.length)
         self._batches_left = int(self._sizes[self._round % MEMORIES])
         self._round += 1
