@@ -186,7 +186,7 @@ class StatefulDataLoader:
         self._done = self._places  # when the trainer last asked for a batch
         self._saved_step = None
         self._pipeline = self.data.fingerprint
-        self._meter = Meter(tokens_before=int(self._places.tokens().sum()))
+        self._meter = Meter(begun=self._places.tokens())
 
     def save(self) -> str:
         """Write a checkpoint of this rank now, unless it is there already, and tell the step's folder."""

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -48,7 +49,7 @@ def count_tokens(chunk: Chunk, columns: Mapping[str, int]) -> Ints:
 class Tallies:
     """What was taken of some lanes. Never changed, but replaced, as places are."""
 
-    def __init__(self, before: Ints, current: Mapping[int, Tally], refilled: int = 0) -> None:
+    def __init__(self, before: Ints, current: Mapping[int, Tally], refilled: Ints) -> None:
         self._before = before  # tokens of all lanes in front of their tallies
         self._current = current
         self.refilled = refilled  # tokens of lines that were taken before the lanes were opened, in their tallies
@@ -56,11 +57,11 @@ class Tallies:
     @classmethod
     def at(cls, data: "Rescalable", anchors: Iterable[str]) -> "Tallies":
         """Of lanes that stand at these states and have read nothing yet."""
-        before = dict.fromkeys(data.columns, 0)
+        before = np.zeros(len(data.columns) + 1, np.int64)
         for anchor in anchors:
             for name, tokens in _taken(data.lines, json.loads(anchor)):
-                before[name] += tokens
-        return cls(np.array([*before.values(), 0]), {})
+                before[data.columns.get(name, -1)] += tokens
+        return cls(before, {}, np.zeros_like(before))
 
     def after(self, passed: Sequence[Tally], lines: Mapping[int, int]) -> "Tallies":
         """These tallies one step on, in which chunks were begun. `lines` are those taken before the step."""
@@ -73,7 +74,7 @@ class Tallies:
                 before += last.tokens[tally.lines - last.lines]
             if tally.lane not in self._current:
                 taken = min(max(0, lines[tally.lane] - tally.lines), len(tally.tokens) - 1)
-                refilled += int(tally.tokens[taken].sum())
+                refilled = refilled + tally.tokens[taken]
             current[tally.lane] = tally
         return Tallies(before, current, refilled)
 
@@ -89,30 +90,41 @@ def source_sizes(stage: Stage) -> dict[str, int]:
     return {name: leaf.size().tokens for name, leaf, _ in sorted(_leaves(stage), key=lambda leaf: leaf[0])}
 
 
-def wanted_shares(data: "Rescalable", tokens_per_lane: float) -> dict[str, float]:  # noqa: ARG001
-    """The share of the tokens that each source should have, where a lane has given this many tokens."""
-    return {name: share for name, _, share in _leaves(data.lines)}
+def wanted_shares(data: "Rescalable", begin: float, end: float) -> dict[str, float]:
+    """The share that each source should have of the tokens between two moments of the run, counted in tokens."""
+    return {name: share for name, _, share in _leaves(data.lines, begin, end)}
 
 
-def _leaves(stage: Stage, source: str = "", share: float = 1.0) -> Iterator[tuple[str, Stage, float]]:
+def _leaves(
+    stage: Stage, begin: float = 0, end: float = 0, source: str = "", share: float = 1.0
+) -> Iterator[tuple[str, Stage, float]]:
     """The stages that everything comes from, with their full names and their shares of the mix."""
     children = stage.children()
     if not children:
         yield source or str(getattr(stage, "name", type(stage).__name__)), stage, share
+    shares = _shares_between(stage, begin * share, end * share) if isinstance(stage, Mixture) else None
     for name, child in children.items():
-        if isinstance(stage, Mixture):
-            yield from _leaves(child, below_name(source, name), share * stage.weights[name])
+        if shares is not None:
+            yield from _leaves(child, begin, end, below_name(source, name), share * shares[name])
         else:
-            yield from _leaves(child, source, share if len(children) == 1 else math.nan)
+            yield from _leaves(child, begin, end, source, share if len(children) == 1 else math.nan)
+
+
+def _shares_between(mixture: Mixture, begin: float, end: float) -> dict[str, float]:
+    """The weights, on average over the phases between two moments."""
+    ends = [phase.until_tokens for phase in mixture.phases if phase.until_tokens and begin < phase.until_tokens < end]
+    if not ends:
+        return dict(mixture.phase_at(int(begin)).weights)
+    parts = [(mixture.phase_at(int(a)).weights, (b - a) / (end - begin)) for a, b in pairwise([begin, *ends, end])]
+    return {name: math.fsum(weights[name] * part for weights, part in parts) for name in mixture.sources}
 
 
 def _taken(stage: Stage, state: State, source: str = "") -> Iterator[tuple[str, int]]:
     """What mixtures have taken of each source, according to a state of this stage."""
     if isinstance(stage, Mixture):
-        saved = state.get("sources", {})
-        for name, child in stage.sources.items():
-            mine, full = saved.get(name), below_name(source, name)
-            inner = list(_taken(child, mine["below"], full)) if mine else []
+        for name, mine in state["sources"].items():  # also those that were removed from the mix
+            full = below_name(source, name)
+            inner = list(_taken(stage.sources[name], mine["below"], full)) if name in stage.sources else []
             yield from inner or [(full, number(mine, "taken"))]
         return
     for child in stage.children().values():
@@ -146,9 +158,13 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceStats:
-    """One source: its tokens so far, its share of all tokens, the share it should have, and its epochs."""
+    """One source: its tokens and epochs since the run began, its share since the loader was made or loaded.
+
+    `wanted` is the share that it should have had of these: with the weights of the phases in which they came.
+    """
 
     tokens: int
+    recent_tokens: int  # since the loader was made or loaded
     share: float
     wanted: float
     epochs: float
@@ -194,17 +210,17 @@ class Stats:
                 )
         if lanes > first.lanes_of_run:
             raise ConfigError(f"these are {lanes} lanes of {first.lanes_of_run}: give the stats of each rank once")
-        tokens = sum(one.tokens for one in ranks)
         return cls(
             step=first.step,
             samples=sum(one.samples for one in ranks),
-            tokens=tokens,
+            tokens=sum(one.tokens for one in ranks),
             overall=_together([one.overall for one in ranks]),
             recent=_together([one.recent for one in ranks]),
             sources={
                 name: _source(
                     sum(one.sources[name].tokens for one in ranks),
-                    total=tokens,
+                    sum(one.sources[name].recent_tokens for one in ranks),
+                    total=sum(one.recent_tokens for two in ranks for one in two.sources.values()),
                     wanted=source.wanted,
                     epoch_tokens=source.epoch_tokens,
                     lanes=lanes / first.lanes_of_run,
@@ -256,11 +272,12 @@ def _together(paces: Sequence[Pace]) -> Pace:
     )
 
 
-def _source(tokens: int, *, total: int, wanted: float, epoch_tokens: int, lanes: float) -> SourceStats:
+def _source(tokens: int, recent: int, *, total: int, wanted: float, epoch_tokens: int, lanes: float) -> SourceStats:
     """`lanes` is the part of the run's lanes that was counted: the others are taken to be like them."""
     return SourceStats(
         tokens=tokens,
-        share=tokens / total if total else 0.0,
+        recent_tokens=recent,
+        share=recent / total if total else 0.0,
         wanted=wanted,
         epochs=tokens / lanes / epoch_tokens if epoch_tokens else 0.0,
         epoch_tokens=epoch_tokens,
@@ -271,7 +288,7 @@ def _source(tokens: int, *, total: int, wanted: float, epoch_tokens: int, lanes:
 class Meter:
     """Times a trainer from its first batch on: `with meter:` is around the waiting for one."""
 
-    tokens_before: int  # that a loader began with
+    begun: Ints  # the tokens that a loader began with, by the columns of tallies
     _began: float | None = None
     _waiting_since: float = 0.0
     _waited: float = 0.0
@@ -287,16 +304,18 @@ class Meter:
 
     def stats(self, data: "Rescalable", places: "Places") -> Stats:
         """The stats of lanes that stand at these places."""
-        columns = places.tokens().tolist()
-        total = sum(columns)
+        columns = places.tokens()
+        here = columns - places.tallies.refilled - self.begun
         now = Pace(
             seconds=0.0 if self._began is None else time.perf_counter() - self._began,
-            tokens=total - places.tallies.refilled - self.tokens_before,
+            tokens=int(here.sum()),
             waited=self._waited,
         )
         recent, self._last = now.since(self._last), now
-        lanes = len(places.lines)
-        wanted = wanted_shares(data, total / lanes)
+        lanes, total = len(places.lines), int(columns.sum())
+        all_lanes = data.lanes / lanes  # the others are taken to be like these
+        wanted = wanted_shares(data, (total - now.tokens) * all_lanes, total * all_lanes)
+        of_sources = int(here[:-1].sum())
         return Stats(
             step=places.step,
             samples=sum(places.lines.values()),
@@ -306,12 +325,15 @@ class Meter:
             sources={
                 name: _source(
                     tokens,
-                    total=total,
+                    recent,
+                    total=of_sources,
                     wanted=wanted[name],
                     epoch_tokens=size,
                     lanes=lanes / data.lanes,
                 )
-                for (name, size), tokens in zip(data.source_sizes.items(), columns[:-1], strict=True)
+                for (name, size), tokens, recent in zip(
+                    data.source_sizes.items(), columns[:-1].tolist(), here[:-1].tolist(), strict=True
+                )
             },
             lanes=lanes,
             lanes_of_run=data.lanes,

@@ -344,3 +344,37 @@ def test_stats_that_do_not_belong_together_are_refused(corpus: Path) -> None:
     with pytest.raises(fmsdata.ConfigError, match=r"stats of step 1 .* and of step 0"):
         Stats.total([first.stats(), second.stats()])
     first.close()
+
+
+def test_shares_after_an_edit_are_held_against_the_new_weights(corpus: Path) -> None:
+    def mix(web: float, wiki: float) -> dict[str, Any]:
+        return {"web": {"weight": web}, "wiki": {"weight": wiki}}
+
+    before = maker(corpus, sources=mix(9, 1), loader__batch_size=6)(0, 1)
+    for _ in islice(before, 150):
+        pass
+    after = maker(corpus, sources=mix(1, 4), loader__batch_size=6)(0, 1)
+    after.load_state_dict(before.state_dict())
+    for _ in islice(after, 150):
+        pass
+    stats = after.stats()
+    assert {name: one.wanted for name, one in stats.sources.items()} == pytest.approx({"web": 0.2, "wiki": 0.8})
+    assert stats.sources["wiki"].share == pytest.approx(0.8, abs=0.04)
+    assert stats.tokens == pytest.approx(2 * stats.overall.tokens, rel=0.05)
+    alone = maker(corpus, sources={"web": {"weight": 1}}, loader__batch_size=6)(0, 1)
+    alone.load_state_dict(after.state_dict())
+    assert alone.stats().tokens == pytest.approx(stats.tokens, rel=0.02)
+
+
+def test_the_wanted_share_is_that_of_the_phases_that_were_read(corpus: Path) -> None:
+    phases = [{"until_tokens": 6000, "weights": {"web": 1}}, {"weights": {"wiki": 1}}]
+    loader = maker(corpus, phases=phases, lanes=4, loader__batch_size=4)(0, 1)
+    batches = iter(loader)
+    for _ in range(20):
+        next(batches)
+    assert loader.stats().sources["web"].wanted == 1
+    while loader.stats().tokens < 12_000:
+        next(batches)
+    stats = loader.stats()
+    assert stats.sources["web"].wanted == pytest.approx(6000 / stats.tokens)
+    assert stats.sources["web"].share == pytest.approx(stats.sources["web"].wanted, abs=0.05)
