@@ -28,6 +28,7 @@ import pyarrow as pa
 import torch
 
 from fmsdata.chunk import Item, Span
+from fmsdata.errors import DataError
 from fmsdata.loader import StatefulDataLoader
 from fmsdata.stage import Lane, Stage, State
 from fmsdata.storage import Recent
@@ -115,7 +116,7 @@ def check_exactly_once(
     epochs of every source are complete. `stored` holds what must come: see `stored_documents`. Returns the
     number of samples that it took; `account` is written to, if given.
     """
-    account = Account(stored, epochs) if account is None else account
+    account = Account(stored, epochs, later=False) if account is None else account
     states: list[State] | None = None
     while not account.is_complete():
         if account.samples > most_samples:
@@ -238,9 +239,11 @@ class Account:
     byte each, so that a corpus of any size can be accounted for.
     """
 
-    def __init__(self, stored: Stored, epochs: int | None = None) -> None:
-        self.stored, self.epochs = stored, epochs  # None: hold the tokens of any epoch against the stored ones
-        self.samples = self.tokens = self.stops = self.whole = 0
+    def __init__(self, stored: Stored, epochs: int = 0, *, later: bool = True) -> None:
+        self.stored, self.epochs = stored, epochs  # how many must be complete
+        self._later = later  # hold the tokens of later epochs against the stored ones too
+        self.samples = self.tokens = self.stops = 0
+        self.whole: Counter[int] = Counter()  # documents, by epoch
         self.latest: dict[str, int] = {}  # the last epoch of each source that something came of
         self._whole: dict[tuple[str, str, int], bytearray] = defaultdict(bytearray)  # source, shard, epoch
         self._parts: dict[tuple[Document, int], list[int]] = defaultdict(list)  # where each span starts and stops
@@ -264,11 +267,11 @@ class Account:
 
     def is_complete(self) -> bool:
         """Whether each stored document came in each epoch."""
-        return self.whole == (self.epochs or 0) * len(self.stored)
+        return all(self.whole[epoch] == len(self.stored) for epoch in range(self.epochs))
 
     def missing(self, most: int = 3) -> list[tuple[int, Document]]:
         """Some documents that did not come whole, with the epoch."""
-        each = ((epoch, document) for epoch in range(self.epochs or 0) for document in self.stored)
+        each = ((epoch, document) for epoch in range(self.epochs) for document in self.stored)
         return list(islice((one for one in each if not self._is_whole(one[1], one[0])), most))
 
     def _add_line(self, tokens: npt.NDArray[np.int64], spans: Sequence[Span], epochs: Sequence[int]) -> None:
@@ -278,7 +281,7 @@ class Account:
             document = (span.source, span.shard, span.document)
             self.tokens += span.stop - span.start
             self.latest[span.source] = max(epoch, self.latest.get(span.source, 0))
-            if self.epochs is not None and epoch >= self.epochs:
+            if epoch >= self.epochs and not self._later:
                 self._note(document, epoch, span, None)
                 place, slack = place + span.stop - span.start, slack + INSERTED_BETWEEN
                 continue
@@ -314,7 +317,7 @@ class Account:
             flags = self._whole[document[0], document[1], epoch]
             flags.extend(bytes(max(0, document[2] + 1 - len(flags))))
             flags[document[2]] = True
-            self.whole += 1
+            self.whole[epoch] += 1
 
     def _is_whole(self, document: Document, epoch: int) -> bool:
         flags = self._whole.get((document[0], document[1], epoch), b"")
@@ -345,7 +348,10 @@ class StoredDocuments(Mapping[Document, npt.NDArray[np.int64]]):
     def __getitem__(self, document: Document) -> npt.NDArray[np.int64]:
         source, shard, number = document
         path = self._folders[source] / shard
-        tokens = self._shards.get(path, lambda: _PlainShard(path, self._column)).document(number)
+        opened = self._shards.get(path, lambda: _PlainShard(path, self._column))
+        if number >= opened.documents:
+            raise KeyError(document)
+        tokens = opened.document(number)
         kept = np.flatnonzero(~np.isin(tokens, self._strip))
         if not len(kept) or kept[-1] + 1 - kept[0] < self._min_length:
             raise KeyError(document)
@@ -379,14 +385,18 @@ class _PlainShard:
     """A shard as pyarrow reads it."""
 
     def __init__(self, path: Path, column: str | None) -> None:
-        file = pa.memory_map(str(path))
+        self._batch: Callable[[int], pa.RecordBatch]
         try:
-            reader = pa.ipc.open_file(file)
-            self._batch, count = reader.get_batch, reader.num_record_batches
-        except pa.ArrowInvalid:
-            file.seek(0)
-            batches = list(pa.ipc.open_stream(file))
-            self._batch, count = batches.__getitem__, len(batches)
+            file = pa.memory_map(str(path))
+            try:
+                reader = pa.ipc.open_file(file)
+                self._batch, count = reader.get_batch, reader.num_record_batches
+            except pa.ArrowInvalid:
+                file.seek(0)
+                batches = list(pa.ipc.open_stream(file))
+                self._batch, count = (lambda i: batches[i]), len(batches)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"{path}: cannot be read: {error}") from None
         names = self._batch(0).schema.names if count else []
         self._column = column or ("tokens" if "tokens" in names or len(names) != 1 else names[0])
         self._listed = count > 0 and not pa.types.is_integer(self._batch(0).column(self._column).type)
@@ -430,12 +440,20 @@ def _rows(batch: Mapping[str, Any]) -> list[_Sample]:
     """What each row of a batch holds."""
     spans = batch.get("provenance") or [()] * len(batch["input_ids"])
     hashes = [hashlib.blake2b(digest_size=16) for _ in spans]
-    for name, values in sorted(batch.items()):
-        if len(values) != len(spans) or (isinstance(values, torch.Tensor) and values.ndim < 2):
-            continue  # not one entry a row
+    for name, values in sorted(row_fields(batch).items()):
         for row, value in zip(hashes, values, strict=True):
             row.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else f"{name}{value}".encode())
     return [_Sample(row.digest(), some) for row, some in zip(hashes, spans, strict=True)]
+
+
+def row_fields(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a batch that have an entry for each row: those that don't depend on what else is in the batch."""
+    rows = len(batch["provenance"] if "provenance" in batch else batch["input_ids"])
+    return {
+        name: values
+        for name, values in batch.items()
+        if len(values) == rows and not (isinstance(values, torch.Tensor) and values.ndim < 2)
+    }
 
 
 def _turns(lines: list[int], mine: Iterable[int], count: int) -> list[int]:
