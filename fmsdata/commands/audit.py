@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 
 from fmsdata import testing
-from fmsdata.arguments import whole
 from fmsdata.commands.common import (
     AsJson,
     ConfigFile,
@@ -42,6 +41,7 @@ def audit(
     samples: Annotated[
         int | None,
         typer.Option(
+            min=1,
             help="How many samples from the start of the stream to check; with --epoch, how many it may take at most.",
             show_default=f"two windows of each lane, but {LEAST_SAMPLES} to {MOST_SAMPLES}",
         ),
@@ -69,7 +69,7 @@ def audit(
     audited = Audit(
         config=told,
         data=data,
-        samples=None if samples is None else whole("--samples", samples, least=1),
+        samples=samples,
         epoch=epoch,
         world_sizes=_chosen(world_sizes, data.lanes),
     )
@@ -259,21 +259,25 @@ class Audit:
 
 
 def _chosen(given: str | None, lanes: int) -> list[int]:
-    """The world sizes asked for; or some that divide the lanes, and between them some that don't."""
+    """The world sizes asked for; or some that divide the lanes, and between them some that don't.
+
+    At least two, as there is no resume otherwise.
+    """
     if given is None:
         sizes = range(2, min(lanes, LARGEST) + 1)
         dividing = [one for one in sizes if lanes % one == 0]
         others = [one for one in sizes if lanes % one]
         some = zip_longest([1, *dividing[:3], *dividing[3:][-1:]], [*others[:1], *others[1:][-1:]])
-        return [one for pair in some for one in pair if one]
+        chosen = [one for pair in some for one in pair if one]
+        return chosen if len(chosen) > 1 else chosen * 2
     try:
         chosen = [int(one) for one in given.split(",")]
     except ValueError:
-        raise ConfigError(f"--world-sizes is {given!r}; write numbers with commas between them, as in 1,2,8") from None
+        raise typer.BadParameter(f"--world-sizes is {given!r}; write numbers and commas, as in 1,2,8") from None
     for one in chosen:
         if not 1 <= one <= lanes:
             raise ConfigError(f"--world-sizes: {one} is not possible; this run has {lanes} lanes, so 1 to {lanes} are")
-    return chosen
+    return chosen if len(chosen) > 1 else chosen * 2
 
 
 def _readers(stage: Stage, source: str = "") -> dict[str, ShardReader]:

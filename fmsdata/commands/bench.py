@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fmsdata.arguments import whole
 from fmsdata.commands.common import (
     AsJson,
     ConfigFile,
@@ -28,7 +27,6 @@ from fmsdata.commands.common import (
     without_checkpoint,
 )
 from fmsdata.config import build_data, make_loader, read_config
-from fmsdata.errors import ConfigError
 
 SECONDS = 10.0
 INTERVAL_SECONDS = 0.1  # timings on shared machines are noisy: the median of such intervals counts
@@ -40,7 +38,9 @@ def bench(
     config: ConfigFile,
     overrides: Overrides = None,
     seconds: Annotated[float | None, typer.Option(help="Measure for so long.", show_default=f"{SECONDS:.0f}")] = None,
-    batches: Annotated[int | None, typer.Option(help="Measure so many batches instead.", show_default=False)] = None,
+    batches: Annotated[
+        int | None, typer.Option(min=1, help="Measure so many batches instead.", show_default=False)
+    ] = None,
     step_seconds: Annotated[
         float, typer.Option(help="Pretend that a training step takes so long, to see whether the loader keeps up.")
     ] = 0.0,
@@ -56,12 +56,10 @@ def bench(
     Example: fmsdata bench run.yaml --seconds 30 --step-seconds 0.25 loader.num_workers=2
     """
     if seconds is not None and batches is not None:
-        raise ConfigError("--seconds and --batches: give one of them")
+        raise typer.BadParameter("--seconds and --batches: give one of them")
     limit = SECONDS if seconds is None else seconds
     if not 0 < limit < 1e9 or not 0 <= step_seconds < 1e6:
-        raise ConfigError(f"--seconds is {limit} and --step-seconds is {step_seconds}; both are times in seconds")
-    if batches is not None:
-        whole("--batches", batches, least=1)
+        raise typer.BadParameter(f"--seconds is {limit:g} and --step-seconds is {step_seconds:g}; both are durations")
     before = _peak_memory()
     began = time.perf_counter()
     told = read_config(config, without_checkpoint(parse_overrides(overrides)))
@@ -104,7 +102,7 @@ def _measure(
     """How long each batch was waited for, and when each step ended, counted from the first wait."""
     waits: list[float] = []
     ends: list[float] = []
-    begin = time.perf_counter()
+    shown, begin = 0.0, time.perf_counter()
     with live() as progress:
         bar = progress.add_task("measuring", total=seconds or batches, note="")
         while (ends[-1] < seconds if ends else True) if seconds is not None else len(ends) < (batches or 0):
@@ -114,7 +112,8 @@ def _measure(
             if step_seconds:
                 time.sleep(step_seconds)
             ends.append(time.perf_counter() - begin)
-            if not progress.disable:
+            if ends[-1] - shown > INTERVAL_SECONDS:
+                shown = ends[-1]
                 note = f"{len(ends) / ends[-1]:,.1f} batches/s, waited {sum(waits) / ends[-1]:.1%}"
                 progress.update(bar, completed=ends[-1] if batches is None else len(ends), note=note)
     return waits, ends

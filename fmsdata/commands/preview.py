@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from fmsdata.arguments import whole
 from fmsdata.batch import Batch
 from fmsdata.chunk import BEGINS, BUFFER, DOCUMENT, LENGTH, POSITION, TAIL, Chunk, Span
 from fmsdata.commands.common import (
@@ -39,8 +38,10 @@ READING: dict[str, Any] = {"loader.num_workers": 0, "loader.prefetch": 0, "loade
 def preview(
     config: ConfigFile,
     overrides: Overrides = None,
-    batches: Annotated[int, typer.Option(help="How many batches to show.")] = 1,
-    rows: Annotated[int | None, typer.Option(help="Show only so many rows of each batch.", show_default="all")] = None,
+    batches: Annotated[int, typer.Option(min=1, help="How many batches to show.")] = 1,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Show only so many rows of each batch.", show_default="all")
+    ] = None,
     rank: Rank = 0,
     world_size: WorldSize = 1,
     tokenizer: Annotated[
@@ -57,8 +58,6 @@ def preview(
 
     Example: fmsdata preview run.yaml --rows 2 --tokenizer tokenizer.json pack.seq_len=128
     """
-    whole("--batches", batches, least=1)
-    whole("--rows", rows or 0)
     decode = _as_ids if tokenizer is None else _decoder(tokenizer)
     told = read_config(config, {**without_checkpoint(parse_overrides(overrides)), **READING})
     data = build_data(told)
