@@ -45,6 +45,10 @@ class LawBroken(AssertionError):
     """A law does not hold."""
 
 
+class Incomplete(LawBroken):
+    """Documents did not come in as many samples as were allowed: they are lost, or would have come later."""
+
+
 def to_nobody(samples: int) -> None:
     """Nobody wants to know how far it is."""
 
@@ -120,7 +124,7 @@ def check_exactly_once(
     states: list[State] | None = None
     while not account.is_complete():
         if account.samples > most_samples:
-            raise LawBroken(
+            raise Incomplete(
                 f"after {account.samples} samples there are documents that did not come: {account.missing()}"
             )
         world_size = world_sizes[account.stops % len(world_sizes)]
@@ -452,7 +456,7 @@ def row_fields(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: values
         for name, values in batch.items()
-        if len(values) == rows and not (isinstance(values, torch.Tensor) and values.ndim < 2)
+        if not (isinstance(values, torch.Tensor) and values.ndim < 2) and len(values) == rows
     }
 
 

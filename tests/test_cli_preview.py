@@ -2,16 +2,21 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from conftest import CONFIG, maker, write_source
+from rich.console import Console
 from test_cli import FMSDATA, run
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from fmsdata import testing
+from fmsdata import StatefulDataLoader, testing
+from fmsdata.batch import Batch, widen
+from fmsdata.commands import preview
 
 
 @pytest.fixture
@@ -107,6 +112,39 @@ def test_wrong_input_is_one_line(config: Path, tokenizer: Path) -> None:
         assert done.stderr.startswith("error: ")
         assert words in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_without_the_library_it_says_what_to_install(config: Path, tokenizer: Path) -> None:
+    program = "import sys; sys.modules['tokenizers'] = None; from fmsdata.cli import main; main()"
+    command = [sys.executable, "-c", program, "preview", str(config), "--tokenizer", str(tokenizer)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "pip install 'fmsdata[tokenizers]'" in done.stderr
+
+
+class Backwards:
+    """A task of another kind: other tokens than those of the lines, and fields of its own."""
+
+    extra_tokens, needs_lines = 0, False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
+        return {self.name: widen(batch.tokens[:, ::-1]), "loss_scale": torch.tensor(2.0)}
+
+
+def test_what_a_task_makes_of_the_tokens_is_shown_beside_them(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = maker(corpus)(0, 1).data
+    for name, words in (("input_ids", "as the task made them: "), ("targets", "targets (2, 17), loss_scale ()")):
+        task = preview._Look(Backwards(name))
+        loader = StatefulDataLoader(data, batch_size=2, task=task, prefetch=0, rank=0, world_size=1)
+        shown = preview._batch(0, next(iter(loader)), loader, None)
+        preview._show([shown], preview._as_ids, True, Console())
+        printed = " ".join(capsys.readouterr().out.split())
+        assert words in printed
+        backwards = [token for piece in shown.rows[0].pieces for token in piece.tokens][::-1]
+        assert (f"as the task made them: {preview._as_ids(backwards)}" in printed) == (name == "input_ids")
 
 
 def test_a_closed_pipe_is_no_accident(config: Path) -> None:

@@ -113,10 +113,11 @@ class ShownBatch(NamedTuple):
 def _batch(step: int, fields: dict[str, Any], loader: StatefulDataLoader, most: int | None) -> ShownBatch:
     batch: Batch = fields.pop("")
     mine = loader.data.lanes_of(loader.rank, loader.world_size)
+    shapes = {name: list(value.shape) for name, value in fields.items() if isinstance(value, torch.Tensor)}
     shown = []
     for row in range(len(batch))[:most]:
         line, lane = divmod(step * loader.batch_size + row, len(mine))
-        ids, labels = (fields[name][row] if name in fields else None for name in ("input_ids", "labels"))
+        ids, labels = (fields[name][row] if name in shapes else None for name in ("input_ids", "labels"))
         tokens = batch.tokens[row].tolist()
         shown.append(
             ShownRow(
@@ -126,7 +127,6 @@ def _batch(step: int, fields: dict[str, Any], loader: StatefulDataLoader, most: 
                 None if ids is None or ids.tolist() == tokens[: batch.length] else ids.flatten().tolist(),
             )
         )
-    shapes = {name: list(value.shape) for name, value in fields.items() if isinstance(value, torch.Tensor)}
     return ShownBatch(step, shapes, shown)
 
 
