@@ -1,13 +1,18 @@
 """The command line: `fmsdata --help`."""
 
 import sys
+import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from fmsdata import __version__
+from fmsdata.commands.audit import audit
+from fmsdata.commands.bench import bench
 from fmsdata.commands.plan import plan
+from fmsdata.commands.preview import preview
 from fmsdata.commands.schema import schema
 from fmsdata.commands.trace import trace
 from fmsdata.counts import write_index
@@ -18,14 +23,25 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="One canonical stream of training samples, the same on any number of GPUs.",
+    rich_markup_mode="markdown",
 )
 
-app.command()(plan)
-app.command()(schema)
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fmsdata {__version__}")
+        raise typer.Exit
 
 
-@app.command()
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Tell the version.", callback=_tell_version, is_eager=True)
+    ] = False,
+) -> None:
+    """One canonical stream of training samples, the same on any number of GPUs."""
+
+
 def demo(
     folder: Annotated[
         Path | None, typer.Option(help="Keep the demo's corpus in this folder; by default it is made anew and removed.")
@@ -35,7 +51,6 @@ def demo(
     run_demo(folder, Console())
 
 
-@app.command()
 def index(
     folder: Annotated[Path, typer.Argument(help="The folder that holds the sources.")],
     column: Annotated[str | None, typer.Option(help="The column that holds the tokens.")] = None,
@@ -44,11 +59,17 @@ def index(
     Console().print(f"wrote {write_index(folder, column)}", soft_wrap=True)
 
 
-app.command()(trace)
+for command in (demo, plan, preview, bench, audit, trace, index, schema):  # as --help lists them
+    app.command()(command)
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"warning: {message}", file=sys.stderr)
 
 
 def main() -> None:
     """Run a command. What a user can cause ends in one line on stderr, not in a traceback."""
+    warnings.showwarning = _warn
     try:
         app(standalone_mode=True)
     except FmsdataError as error:

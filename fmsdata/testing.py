@@ -11,47 +11,71 @@ wrong. Where a law is about documents, the loaders must be built with `outputs=[
         fmsdata.testing.check_same_stream(make, world_sizes=[2, 3, 8], samples=480)
 """
 
+import hashlib
+import heapq
 import json
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from fmsdata.chunk import Item
+from fmsdata.chunk import Item, Span
+from fmsdata.errors import DataError
 from fmsdata.loader import StatefulDataLoader
 from fmsdata.stage import Lane, Stage, State
+from fmsdata.storage import Recent
 
 MakeLoader: TypeAlias = Callable[[int, int], StatefulDataLoader]
 Document: TypeAlias = tuple[str, str, int]  # source, shard, number in the shard
 Stored: TypeAlias = Mapping[Document, npt.NDArray[np.int64]]
+Progress: TypeAlias = Callable[[int], None]  # is told how many samples were checked since it was last told
 INSERTED_BETWEEN = 4  # EOS, EOL, BOL and BOS can stand between two documents
+OPEN_SHARDS = 16
 
 
 class LawBroken(AssertionError):
     """A law does not hold."""
 
 
+class Incomplete(LawBroken):
+    """Documents did not come in as many samples as were allowed: they are lost, or would have come later."""
+
+
+def to_nobody(samples: int) -> None:
+    """Nobody wants to know how far it is."""
+
+
 def check_same_stream(
-    make: MakeLoader, *, world_sizes: Iterable[int], samples: int, variants: Iterable[MakeLoader] = ()
+    make: MakeLoader,
+    *,
+    world_sizes: Iterable[int],
+    samples: int,
+    variants: Iterable[MakeLoader] = (),
+    progress: Progress = to_nobody,
 ) -> None:
     """Law 1: at any of these world sizes, sample `g` is the same, and rank `g mod W` hands it out.
 
     The world sizes must divide the number of lanes. `variants` are factories that must give the same stream
     too, with another batch size, say.
     """
-    reference = list(islice(_samples(make, 1), samples))
+    reference = [sample.digest for sample in islice(_samples(make, 1, progress), samples)]
     for which, factory in enumerate([make, *variants]):
         for world_size in [1, *world_sizes]:
-            for g, sample in enumerate(islice(_samples(factory, world_size), samples)):
-                if sample != reference[g]:
+            for g, sample in enumerate(islice(_samples(factory, world_size, progress), samples)):
+                if sample.digest != reference[g]:
                     name = f"variant {which} " if which else ""
-                    raise LawBroken(f"{name}at world size {world_size}, sample {g} is not the one at world size 1")
+                    raise LawBroken(
+                        f"{name}at world size {world_size}, sample {g} is not the one that was read first, "
+                        f"at world size 1; it holds {sample}"
+                    )
 
 
 def check_restore_anywhere(make: MakeLoader, *, steps: int, world_size: int = 1, ahead: int = 3) -> None:
@@ -87,39 +111,77 @@ def check_exactly_once(
     steps: int = 3,
     epochs: int = 1,
     most_samples: int = 1_000_000,
+    progress: Progress = to_nobody,
+    account: "Account | None" = None,
 ) -> int:
     """Law 2: over a chain of stops and rescales, each document appears exactly once per epoch, whole and in order.
 
     The run takes `steps` steps at each world size in turn, saves, and goes on at the next, until `epochs`
     epochs of every source are complete. `stored` holds what must come: see `stored_documents`. Returns the
-    number of samples that it took.
+    number of samples that it took; `account` is written to, if given.
     """
-    seen: dict[tuple[str, int], dict[Document, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
+    account = Account(stored, epochs, later=False) if account is None else account
     states: list[State] | None = None
-    count = turn = 0
-    while not _complete(seen, stored, epochs):
-        if count > most_samples:
-            raise LawBroken(
-                f"after {count} samples there are documents that did not come: {_missing(seen, stored, epochs)}"
+    while not account.is_complete():
+        if account.samples > most_samples:
+            raise Incomplete(
+                f"after {account.samples} samples there are documents that did not come: {account.missing()}"
             )
-        world_size = world_sizes[turn % len(world_sizes)]
-        loaders = [make(rank, world_size) for rank in range(world_size)]
-        for loader in loaders:
-            if states is not None:
-                loader.load_state_dict(states)
+        world_size = world_sizes[account.stops % len(world_sizes)]
+        loaders = _resumed(make, world_size, states)
+        for rank, loader in enumerate(loaders):
             for batch in islice(loader, steps):
-                for row in range(len(batch["input_ids"])):
-                    count += 1
-                    _collect(batch, row, stored, epochs, seen)
-        states = [_through_json(loader.state_dict()) for loader in loaders]
-        turn += 1
-    for (source, epoch), documents in seen.items():
-        for document, spans in documents.items():
-            _check_whole(document, epoch, sorted(spans), stored, complete=epoch < epochs)
-        unknown = [document for document in documents if document not in stored]
-        if unknown:
-            raise LawBroken(f"source {source!r}, epoch {epoch}: {unknown[0]} should not have come")
-    return count
+                account.add(batch, f"at world size {world_size}, rank {rank}")
+                progress(len(batch["input_ids"]))
+        states = _stopped(loaders)
+        account.stops += 1
+    return account.samples
+
+
+def check_rescaling(
+    make: MakeLoader,
+    *,
+    stored: Stored,
+    world_sizes: Sequence[int],
+    samples: int,
+    progress: Progress = to_nobody,
+    account: "Account | None" = None,
+) -> int:
+    """Law 2 on the beginning of a run, where no epoch is complete yet.
+
+    The run takes its share of the samples at each world size in turn, saves, and goes on at the next. Each
+    sample must be the one that an unbroken run has there; all lines of a lane come, one after the other, none
+    of them twice; and no token of a document comes twice in an epoch, or is another than the stored one.
+    Returns the number of samples, which is rounded up to whole steps.
+    """
+    account = Account(stored) if account is None else account
+    first = make(0, 1)
+    lanes, batch_size = first.data.lanes, first.batch_size
+    lines = [0] * lanes
+    expected: list[tuple[int, int, list[list[int]]]] = []  # world size, steps, and the samples of each rank
+    for world_size in world_sizes:
+        steps = max(1, -(-samples // (len(world_sizes) * world_size * batch_size)))
+        turns = [_turns(lines, range(rank, lanes, world_size), steps * batch_size) for rank in range(world_size)]
+        expected.append((world_size, steps, turns))
+    unbroken = [sample.digest for sample in islice(_samples(make, 1, progress), lanes * max(lines))]
+    states: list[State] | None = None
+    for world_size, steps, turns in expected:
+        loaders = _resumed(make, world_size, states)
+        for rank, loader in enumerate(loaders):
+            where = f"at world size {world_size}, rank {rank}"
+            due = iter(turns[rank])
+            for batch in islice(loader, steps):
+                account.add(batch, where)
+                for sample in _rows(batch):
+                    if sample.digest != unbroken[g := next(due)]:
+                        raise LawBroken(
+                            f"{where}, after {account.stops} stops: sample {g} was due, and is not the one "
+                            f"of an unbroken run; what came holds {sample}"
+                        )
+                progress(len(batch["input_ids"]))
+        states = _stopped(loaders)
+        account.stops += 1
+    return account.samples
 
 
 def check_mix_holds(make: MakeLoader, *, weights: Mapping[str, float], samples: int, within: float) -> dict[str, float]:
@@ -174,65 +236,256 @@ def check_stage(stage: Stage, *, items: int = 40, lanes: int = 3, seed: int = 0,
                     )
 
 
+class Account:
+    """Which tokens of which documents came, epoch by epoch.
+
+    Raises as soon as a token comes twice in an epoch, or is not the stored one. Documents that are whole take a
+    byte each, so that a corpus of any size can be accounted for.
+    """
+
+    def __init__(self, stored: Stored, epochs: int = 0, *, later: bool = True) -> None:
+        self.stored, self.epochs = stored, epochs  # how many must be complete
+        self._later = later  # hold the tokens of later epochs against the stored ones too
+        self.samples = self.tokens = self.stops = 0
+        self.whole: Counter[int] = Counter()  # documents, by epoch
+        self.latest: dict[str, int] = {}  # the last epoch of each source that something came of
+        self._whole: dict[tuple[str, str, int], bytearray] = defaultdict(bytearray)  # source, shard, epoch
+        self._parts: dict[tuple[Document, int], list[int]] = defaultdict(list)  # where each span starts and stops
+
+    def add(self, batch: Mapping[str, Any], where: str = "") -> None:
+        """Note the documents of a batch."""
+        for row in range(len(batch["input_ids"])):
+            self.samples += 1
+            tokens = torch.cat([batch["input_ids"][row], batch["labels"][row, -1:]]).numpy()
+            try:
+                self._add_line(tokens, batch["provenance"][row], batch["epochs"][row])
+            except LawBroken as error:
+                raise LawBroken(
+                    f"{where}{', ' if where else ''}sample number {self.samples - 1} to come: {error}"
+                ) from None
+
+    @property
+    def begun(self) -> int:
+        """Documents of which something came, but not all, or not all yet."""
+        return len(self._parts)
+
+    def is_complete(self) -> bool:
+        """Whether each stored document came in each epoch."""
+        return all(self.whole[epoch] == len(self.stored) for epoch in range(self.epochs))
+
+    def missing(self, most: int = 3) -> list[tuple[int, Document]]:
+        """Some documents that did not come whole, with the epoch."""
+        each = ((epoch, document) for epoch in range(self.epochs) for document in self.stored)
+        return list(islice((one for one in each if not self._is_whole(one[1], one[0])), most))
+
+    def _add_line(self, tokens: npt.NDArray[np.int64], spans: Sequence[Span], epochs: Sequence[int]) -> None:
+        known = len(tokens) - (int(tokens[-1]) == -100)
+        place, slack = 0, INSERTED_BETWEEN
+        for span, epoch in zip(spans, epochs, strict=True):
+            document = (span.source, span.shard, span.document)
+            self.tokens += span.stop - span.start
+            self.latest[span.source] = max(epoch, self.latest.get(span.source, 0))
+            if epoch >= self.epochs and not self._later:
+                self._note(document, epoch, span, None)
+                place, slack = place + span.stop - span.start, slack + INSERTED_BETWEEN
+                continue
+            try:
+                stored = self.stored[document]
+            except KeyError:
+                raise LawBroken(f"{_named(span)} of epoch {epoch} should not have come") from None
+            self._note(document, epoch, span, stored)
+            expected = stored[span.start : span.stop]
+            for begin in range(place, place + slack + 1):
+                end = min(begin + len(expected), known)
+                if np.array_equal(tokens[begin:end], expected[: end - begin]):
+                    place, slack = begin + len(expected), INSERTED_BETWEEN
+                    break
+            else:
+                raise LawBroken(f"the tokens of {_named(span)} are not what is stored there")
+
+    def _note(self, document: Document, epoch: int, span: Span, stored: npt.NDArray[np.int64] | None) -> None:
+        edges = self._parts[document, epoch]
+        before = bisect_right(edges, span.start)
+        if self._is_whole(document, epoch) or before % 2 or bisect_left(edges, span.stop) != before:
+            raise LawBroken(f"{_named(span)} came twice in epoch {epoch}")
+        edges[before:before] = [span.start, span.stop]
+        if stored is None:
+            return
+        kept = np.flatnonzero(stored >= 0)
+        if edges[0] < kept[0] or edges[-1] > kept[-1] + 1:
+            raise LawBroken(
+                f"{_named(span)} is more than the tokens {kept[0]} to {kept[-1] + 1} that should come of it"
+            )
+        if sum(edges[1::2]) - sum(edges[::2]) == kept[-1] + 1 - kept[0]:
+            del self._parts[document, epoch]
+            flags = self._whole[document[0], document[1], epoch]
+            flags.extend(bytes(max(0, document[2] + 1 - len(flags))))
+            flags[document[2]] = True
+            self.whole[epoch] += 1
+
+    def _is_whole(self, document: Document, epoch: int) -> bool:
+        flags = self._whole.get((document[0], document[1], epoch), b"")
+        return document[2] < len(flags) and bool(flags[document[2]])
+
+
+class StoredDocuments(Mapping[Document, npt.NDArray[np.int64]]):
+    """All documents that an epoch must bring, read in the plainest way there is, each when it is asked for.
+
+    Tokens that are stripped are -1.
+
+    >>> StoredDocuments({"web": "corpus/web"})["web", "part-0.arrow", 17]     # doctest: +SKIP
+    array([ 10, 522,  73])
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, str | Path],
+        *,
+        strip: Iterable[int] = (),
+        min_length: int = 1,
+        column: str | None = None,
+    ) -> None:
+        self._folders = {source: Path(folder) for source, folder in sources.items()}
+        self._strip, self._min_length, self._column = np.array(sorted(strip), np.int64), max(1, min_length), column
+        self._shards: Recent[_PlainShard] = Recent(OPEN_SHARDS)
+
+    def __getitem__(self, document: Document) -> npt.NDArray[np.int64]:
+        source, shard, number = document
+        path = self._folders[source] / shard
+        opened = self._shards.get(path, lambda: _PlainShard(path, self._column))
+        if number >= opened.documents:
+            raise KeyError(document)
+        tokens = opened.document(number)
+        kept = np.flatnonzero(~np.isin(tokens, self._strip))
+        if not len(kept) or kept[-1] + 1 - kept[0] < self._min_length:
+            raise KeyError(document)
+        stored = np.full(len(tokens), -1, np.int64)
+        stored[kept[0] : kept[-1] + 1] = tokens[kept[0] : kept[-1] + 1]
+        return stored
+
+    def __iter__(self) -> Iterator[Document]:
+        for source, folder in self._folders.items():
+            for path in sorted(folder.rglob("*.arrow")):
+                name = path.relative_to(folder).as_posix()
+                each = ((source, name, number) for number in range(_PlainShard(path, self._column).documents))
+                yield from (document for document in each if document in self)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @cached_property
+    def _count(self) -> int:
+        return sum(1 for _ in self)
+
+
 def stored_documents(
-    sources: Mapping[str, str | Path], *, strip: Iterable[int] = (), min_length: int = 1, column: str = "tokens"
+    sources: Mapping[str, str | Path], *, strip: Iterable[int] = (), min_length: int = 1, column: str | None = None
 ) -> dict[Document, npt.NDArray[np.int64]]:
-    """All documents that an epoch must bring, read from the shards in the plainest way there is, for comparison."""
-    unwanted = set(strip)
-    out = {}
-    for source, folder in sources.items():
-        for path in sorted(Path(folder).rglob("*.arrow")):
-            for number, tokens in enumerate(_plain_read(path, column)):
-                start, stop = 0, len(tokens)
-                while start < stop and tokens[start] in unwanted:
-                    start += 1
-                while start < stop and tokens[stop - 1] in unwanted:
-                    stop -= 1
-                if stop - start >= max(1, min_length):
-                    kept = np.full(len(tokens), -1, np.int64)
-                    kept[start:stop] = tokens[start:stop]
-                    out[source, path.relative_to(folder).as_posix(), number] = kept
-    return out
+    """The same, all of them in memory."""
+    return dict(StoredDocuments(sources, strip=strip, min_length=min_length, column=column))
 
 
-def _plain_read(path: Path, column: str) -> Iterator[list[int]]:
-    with pa.memory_map(str(path)) as file:
+class _PlainShard:
+    """A shard as pyarrow reads it."""
+
+    def __init__(self, path: Path, column: str | None) -> None:
+        self._batch: Callable[[int], pa.RecordBatch]
         try:
-            table = pa.ipc.open_file(file)
-            batches = [table.get_batch(i) for i in range(table.num_record_batches)]
-        except pa.ArrowInvalid:
-            file.seek(0)
-            batches = list(pa.ipc.open_stream(file))
-        for batch in batches:
-            values = batch.column(column)
-            rows: list[Any] = values.to_pylist()
-            yield from [rows] if pa.types.is_integer(values.type) else rows
+            file = pa.memory_map(str(path))
+            try:
+                reader = pa.ipc.open_file(file)
+                self._batch, count = reader.get_batch, reader.num_record_batches
+            except pa.ArrowInvalid:
+                file.seek(0)
+                batches = list(pa.ipc.open_stream(file))
+                self._batch, count = (lambda i: batches[i]), len(batches)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"{path}: cannot be read: {error}") from None
+        names = self._batch(0).schema.names if count else []
+        self._column = column or ("tokens" if "tokens" in names or len(names) != 1 else names[0])
+        self._listed = count > 0 and not pa.types.is_integer(self._batch(0).column(self._column).type)
+        rows = [self._batch(i).num_rows if self._listed else 1 for i in range(count)]
+        self._ends = np.cumsum(rows).tolist()
+        self.documents = sum(rows)
+
+    def document(self, number: int) -> npt.NDArray[np.int64]:
+        batch = bisect_right(self._ends, number)
+        values: Any = self._batch(batch).column(self._column)
+        if self._listed:
+            values = values[number - self._ends[batch]].values  # counted from the end of the batch
+        return np.array([] if values is None else values, np.int64)
 
 
-def _samples(make: MakeLoader, world_size: int) -> Iterator[bytes]:
+class _Sample(NamedTuple):
+    """What a sample holds, in a form that can be compared, and where it comes from."""
+
+    digest: bytes
+    spans: Sequence[Span]
+
+    def __str__(self) -> str:
+        return ", ".join(map(_named, self.spans[:3])) + (" and more" if len(self.spans) > 3 else "") or "a sample"
+
+
+def _samples(make: MakeLoader, world_size: int, progress: Progress = to_nobody) -> Iterator[_Sample]:
     """The samples of all ranks in canonical order."""
     ranks = [_each(_rows(batch) for batch in make(rank, world_size)) for rank in range(world_size)]
     while True:
         for rank in ranks:
             yield next(rank)
+            progress(1)
 
 
-def _each(batches: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+def _each(batches: Iterable[Iterable[_Sample]]) -> Iterator[_Sample]:
     for batch in batches:
         yield from batch
 
 
-def _rows(batch: Mapping[str, Any]) -> list[bytes]:
-    """What each row of a batch holds, in a form that can be compared."""
-    rows = len(batch["input_ids"])
-    out = [b""] * rows
-    for name, values in sorted(batch.items()):
-        if len(values) != rows or (isinstance(values, torch.Tensor) and values.ndim < 2):
-            continue  # not one entry a row
-        for row in range(rows):
-            value = values[row]
-            out[row] += value.numpy().tobytes() if isinstance(value, torch.Tensor) else f"{name}{value}".encode()
-    return out
+def _rows(batch: Mapping[str, Any]) -> list[_Sample]:
+    """What each row of a batch holds."""
+    spans = batch.get("provenance") or [()] * len(batch["input_ids"])
+    hashes = [hashlib.blake2b(digest_size=16) for _ in spans]
+    for name, values in sorted(row_fields(batch).items()):
+        for row, value in zip(hashes, values, strict=True):
+            row.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else f"{name}{value}".encode())
+    return [_Sample(row.digest(), some) for row, some in zip(hashes, spans, strict=True)]
+
+
+def row_fields(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a batch that have an entry for each row: those that don't depend on what else is in the batch."""
+    rows = len(batch["provenance"] if "provenance" in batch else batch["input_ids"])
+    return {
+        name: values
+        for name, values in batch.items()
+        if not (isinstance(values, torch.Tensor) and values.ndim < 2) and len(values) == rows
+    }
+
+
+def _turns(lines: list[int], mine: Iterable[int], count: int) -> list[int]:
+    """The samples that a rank must hand out next, of lanes of which so many lines were taken."""
+    due = [(lines[lane], lane) for lane in mine]
+    heapq.heapify(due)
+    samples = []
+    for _ in range(count):
+        line, lane = due[0]
+        samples.append(line * len(lines) + lane)
+        lines[lane] += 1
+        heapq.heapreplace(due, (line + 1, lane))
+    return samples
+
+
+def _resumed(make: MakeLoader, world_size: int, states: list[State] | None) -> list[StatefulDataLoader]:
+    loaders = [make(rank, world_size) for rank in range(world_size)]
+    for loader in loaders:
+        if states is not None:
+            loader.load_state_dict(states)
+    return loaders
+
+
+def _stopped(loaders: Iterable[StatefulDataLoader]) -> list[State]:
+    states = [_through_json(loader.state_dict()) for loader in loaders]
+    for loader in loaders:
+        loader.close()
+    return states
 
 
 def _provenance(make: MakeLoader) -> Iterator[list[Any]]:
@@ -240,60 +493,8 @@ def _provenance(make: MakeLoader) -> Iterator[list[Any]]:
         yield from batch["provenance"]
 
 
-def _collect(batch: Mapping[str, Any], row: int, stored: Stored, epochs: int, seen: dict[Any, Any]) -> None:
-    """Note which tokens of which documents a row holds, and, in the epochs asked for, that they are the stored ones."""
-    tokens = torch.cat([batch["input_ids"][row], batch["labels"][row, -1:]]).numpy()
-    known = len(tokens) - (int(tokens[-1]) == -100)
-    place, slack = 0, INSERTED_BETWEEN
-    for span, epoch in zip(batch["provenance"][row], batch["epochs"][row], strict=True):
-        document, start, stop = tuple(span[:3]), span[3], span[4]
-        seen[document[0], epoch][document].append((start, stop))
-        if epoch >= epochs or document not in stored:
-            place, slack = place + stop - start, slack + INSERTED_BETWEEN
-            continue
-        expected = stored[document][start:stop]
-        for begin in range(place, place + slack + 1):
-            end = min(begin + len(expected), known)
-            if np.array_equal(tokens[begin:end], expected[: end - begin]):
-                place, slack = begin + len(expected), INSERTED_BETWEEN
-                break
-        else:
-            raise LawBroken(f"tokens {start} to {stop} of {document} are not what is stored there")
-
-
-def _extent(tokens: npt.NDArray[np.int64]) -> tuple[int, int]:
-    kept = np.flatnonzero(tokens >= 0)
-    return int(kept[0]), int(kept[-1]) + 1
-
-
-def _complete(seen: Mapping[Any, Any], stored: Stored, epochs: int) -> bool:
-    return not _missing(seen, stored, epochs)
-
-
-def _missing(seen: Mapping[Any, Any], stored: Stored, epochs: int) -> list[tuple[int, Document]]:
-    missing = []
-    for document, tokens in stored.items():
-        start, stop = _extent(tokens)
-        for epoch in range(epochs):
-            spans = seen.get((document[0], epoch), {}).get(document, [])
-            if sum(end - begin for begin, end in spans) < stop - start:
-                missing.append((epoch, document))
-                if len(missing) == 3:
-                    return missing
-    return missing
-
-
-def _check_whole(
-    document: Document, epoch: int, spans: list[tuple[int, int]], stored: Stored, *, complete: bool
-) -> None:
-    for (_, stop), (start, _) in pairwise(spans):
-        if start < stop:
-            raise LawBroken(f"{document} came twice in epoch {epoch}: tokens {start} to {stop}")
-    if complete and document in stored:
-        first, last = _extent(stored[document])
-        joined = [place for span in spans for place in span]
-        if joined[0] != first or joined[-1] != last or joined[1:-1:2] != joined[2:-1:2]:
-            raise LawBroken(f"{document} is not whole in epoch {epoch}: {spans} of {first} to {last}")
+def _named(span: Span) -> str:
+    return f"{span.source}/{span.shard}#{span.document}[{span.start}:{span.stop}]"
 
 
 def _items(stage: Stage, lane: Lane, state: State) -> Iterator[Item]:
