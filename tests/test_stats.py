@@ -233,6 +233,21 @@ def test_ranks_together_have_the_totals_of_the_run_at_any_world_size(corpus: Pat
         states = [rank.loader.state_dict() for rank in ranks]
 
 
+def test_sources_of_a_mixture_in_a_mixture_go_on_after_a_resume(corpus: Path) -> None:
+    data = pipeline_of(corpus, shuffled=True, fn=unchanged)
+    first = Checked(loader_of(data))
+    first.exactly(150)
+    state = first.loader.state_dict()
+    again = Checked(loader_of(data), first.seen)
+    again.loader.load_state_dict(state)
+    assert all(source.tokens > 0 for source in again.loader.stats().sources.values())
+    *_, last = again.steps(5)
+    assert tokens(last) <= again.seen
+    assert last.tokens == again.seen.total() - used([state])
+    for loader in (first.loader, again.loader):
+        loader.close()
+
+
 def test_a_pipeline_without_a_mixture_counts_from_the_resume(corpus: Path) -> None:
     lines = fmsdata.Pack(fmsdata.ShardReader(corpus / "web"), seq_len=17)
     data = fmsdata.Rescalable(lines, lanes=4)
@@ -271,6 +286,10 @@ def test_epochs_of_a_rank_are_about_those_of_the_run(corpus: Path) -> None:
     for loader in ranks:
         for name, source in loader.stats().sources.items():
             assert source.epochs == pytest.approx(total.sources[name].epochs, rel=0.15)
+
+
+def unchanged(document: Any) -> Any:
+    return document
 
 
 def slow(document: Any) -> Any:
