@@ -7,6 +7,7 @@ all there is to it.
 
 import heapq
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -26,6 +27,8 @@ from fmsdata.stage import OPEN_SHARDS, Lane, Stage, State, endless, number, part
 from fmsdata.state import Segment, pack_state, unpack_states
 from fmsdata.stats import Tallies, Tally, count_tokens, source_sizes
 from fmsdata.storage import Mapped, Recent
+
+log = logging.getLogger("fmsdata")
 
 
 class Rescalable(IterableDataset[Item]):
@@ -147,6 +150,11 @@ class Resumed(NamedTuple):
     pipeline: str  # to be saved with its states from now on
     changes: list[str]  # in words, what is not as it was saved
     lanes: dict[int, State]
+
+    def tell(self) -> None:
+        """Log what changed, if it did; on one rank of a run."""
+        if self.changes:
+            log.warning("going on from step %d with another mix: %s", self.step, "; ".join(self.changes))
 
 
 class Anchor(NamedTuple):
@@ -346,6 +354,8 @@ class Samples(Iterator[Item]):
         saved = self._data.resume(state, self._mine)
         self._start(saved.step, saved.lanes)
         self._pipeline = saved.pipeline
+        if 0 in self._mine:
+            saved.tell()
 
 
 def rank_and_world_size(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:

@@ -1,6 +1,5 @@
 """StatefulDataLoader: batches for one rank, and a state that is exact at any moment."""
 
-import logging
 import multiprocessing
 import os
 import signal
@@ -25,8 +24,6 @@ from fmsdata.state import Segment, continued, pack_state
 from fmsdata.stats import Meter, Stats
 from fmsdata.tasks import CausalLM, Collate, Task
 from fmsdata.workers import WorkerFeed
-
-log = logging.getLogger("fmsdata")
 
 
 class StatefulDataLoader:
@@ -175,8 +172,8 @@ class StatefulDataLoader:
         self.close()
         self._start_at(saved.step, saved.history, lanes)
         self._pipeline = saved.pipeline
-        if saved.changes and self.rank == 0:
-            log.warning("going on from step %d with another mix: %s", saved.step, "; ".join(saved.changes))
+        if self.rank == 0:
+            saved.tell()
 
     def _start_at(self, step: int, history: Sequence[Segment], lanes: Lanes) -> None:
         """Stand where these lanes were opened."""

@@ -20,6 +20,7 @@ from fmsdata.commands.common import (
     print_json,
     without_checkpoint,
 )
+from fmsdata.commands.plan import expected_tokens, mixture_of
 from fmsdata.config import Config, build_data, make_loader, read_config
 from fmsdata.errors import ConfigError
 from fmsdata.lanes import Rescalable
@@ -32,6 +33,7 @@ from fmsdata.tasks import CausalLM
 
 LEAST_SAMPLES, MOST_SAMPLES = 2_000, 10_000  # without being asked for others; in between, two windows of each lane
 PATIENCE = 20  # times the samples that an epoch takes on average, before it gives up
+NEVER = 1e6  # times the corpus is read, and a source still had no epoch
 LARGEST = 64  # world size that is simulated without being asked for
 
 
@@ -239,11 +241,17 @@ class Audit:
 
     def _epoch_samples(self) -> int:
         """About as many samples as it takes until the source that takes longest had an epoch."""
-        mixture = self.data.lines
-        while not isinstance(mixture, Mixture):
-            (mixture,) = mixture.children().values()
-        longest = max(stage.size().tokens / mixture.weights[name] for name, stage in mixture.sources.items())
-        return int(longest / self.config.pack.seq_len) + _window(self.data.lines) * self.data.lanes
+        mixture = mixture_of(self.data.lines)
+        sizes = {name: stage.size().tokens for name, stage in mixture.sources.items()}
+        tokens = sum(sizes.values())
+        while late := [name for name, taken in expected_tokens(mixture, tokens).items() if taken < 0.999 * sizes[name]]:
+            tokens += 1 + tokens // 4
+            if tokens > NEVER * sum(sizes.values()):
+                raise ConfigError(
+                    f"--epoch: source {late[0]!r} is never read whole, because of its weights or its max_epochs; "
+                    "leave it out of the sources, or check --samples instead"
+                )
+        return tokens // self.config.pack.seq_len + _window(self.data.lines) * self.data.lanes
 
     def _configured(self, workers: int) -> testing.MakeLoader:
         """Loaders as the configuration says, that also tell where their samples come from."""

@@ -71,7 +71,7 @@ def count_of_tokens(text: str) -> int:
 
 def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: int) -> dict[str, Any]:
     """What a run will do, as plain data."""
-    mixture = _mixture(data.lines)
+    mixture = mixture_of(data.lines)
     readers: dict[str, Any] = dict(mixture.sources)
     tokens = tokens or sum(reader.size().tokens for reader in readers.values())
     taken = expected_tokens(mixture, tokens)
@@ -129,7 +129,8 @@ def _endless(mixture: Mixture) -> bool:
     return bool(mixture.phases) and mixture.phases[-1].until_tokens is None
 
 
-def _mixture(lines: Stage) -> Mixture:
+def mixture_of(lines: Stage) -> Mixture:
+    """The mixture in a pipeline that was made of a configuration."""
     while not isinstance(lines, Mixture):
         lines = lines.children()["below"]
     return lines
