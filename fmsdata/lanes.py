@@ -202,9 +202,11 @@ class Places:
     def after(self, samples: Iterable[int], passed: Sequence[Passed]) -> "Places":
         """The places one step on, in which these samples were taken and these anchors and tallies passed."""
         taken = {sample % self._lanes: sample // self._lanes + 1 for sample in samples}
-        anchors = {one.lane: one for one in passed if isinstance(one, Anchor)}
-        tallies = self.tallies.after([one for one in passed if isinstance(one, Tally)], self.lines)
-        return Places(self.step + 1, {**self.lines, **taken}, {**self._anchors, **anchors}, tallies, self._lanes)
+        anchors, tallies = self._anchors, self.tallies
+        if passed:  # seldom: when windows turn over
+            anchors = {**anchors, **{one.lane: one for one in passed if isinstance(one, Anchor)}}
+            tallies = tallies.after([one for one in passed if isinstance(one, Tally)], self.lines)
+        return Places(self.step + 1, {**self.lines, **taken}, anchors, tallies, self._lanes)
 
     def tokens(self) -> Ints:
         """What was taken of each source, by the columns of tallies."""
