@@ -259,6 +259,19 @@ def test_nothing_is_lost_or_repeated_over_a_chain_of_world_sizes_that_divide_not
     assert Counter(seen) == Counter(whole_epoch())
 
 
+def test_other_weights_and_fewer_datasets_on_resume_repeat_nothing(cfg: SimpleNamespace) -> None:
+    """Every token of this corpus is another, so none may come twice; the other dataset is too small for that."""
+    seen: Counter[int] = Counter()
+    state = None
+    for weights in ({"web": 3, NESTED: 1}, {"web": 1, NESTED: 1}, {"web": 1}, {NESTED: 1, "web": 9}):
+        told = changed(mixed(cfg), datasets=list(weights), weights=list(weights.values()))
+        some, state = take(told, 640, state=state)
+        seen.update(one for line in some for one in line[:-1])
+    web = [count for one, count in seen.items() if FIRST <= one < SECOND]
+    assert len(web) > 1000 * LENGTH
+    assert set(web) == {1}
+
+
 # Delimiters and chunks
 
 
@@ -486,6 +499,8 @@ def test_another_column_can_hold_the_tokens(cfg: SimpleNamespace) -> None:
 def test_the_dummy_loader_counts() -> None:
     told = SimpleNamespace(seq_length=4, vocab_size=10, batch_size=3)
     loader = get_dummy_loader(told, 0, 1)
+    again = get_data_loader(changed(told, use_dummy_dataset=True), 0, 1)
+    assert torch.equal(next(iter(again))[0], next(iter(get_dummy_loader(told, 0, 1)))[0])
     rows = []
     for inputs, labels in islice(loader, 2):
         assert inputs.dtype == torch.int32

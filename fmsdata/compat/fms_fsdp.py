@@ -10,6 +10,8 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -67,17 +69,20 @@ def parse_data_args(datas: Any, weights: Any) -> tuple[list[str], list[float]]:
         raise ConfigError(f"weights is {weights!r}; it must be numbers, as in '7725,500' or [7725, 500]") from None
 
 
-def get_data_loader(cfg: Any, rank: int, world_size: int, postprocess: Sequence[Function] = (causal_lm,)) -> "Loader":
+def get_data_loader(cfg: Any, rank: int, world_size: int, postprocess: Sequence[Function] = (causal_lm,)) -> Any:
     """The batches of one rank, endlessly: `(input, label)`, int32, `(batch_size, seq_length)`.
 
     `cfg` is any object with the fields of fms-fsdp's train_config. The functions of `postprocess` are applied, in
-    order, to each line, a tensor of `seq_length` tokens, or one more if `causal_lm` is among them.
+    order, to each line, a tensor of `seq_length` tokens, or one more if `causal_lm` is among them. With
+    `use_dummy_dataset` it is the dummy loader.
 
     >>> loader = get_data_loader(cfg, rank, world_size)     # doctest: +SKIP
     >>> for input, label in loader:                         # doctest: +SKIP
     ...     loss = cross_entropy(model(input), label)
     """
     told = _Settings.of(cfg)
+    if told.use_dummy_dataset:
+        return get_dummy_loader(cfg, rank, world_size)
     task = PostProcess(postprocess)
     data = _data(told, whole("seq_length", told.seq_length, least=1) + task.extra_tokens)
     if data.lanes < whole("world_size", world_size):
@@ -171,6 +176,7 @@ class _Settings:
     ckpt_save_path: Any = None
     ckpt_load_path: Any = None
     resuming_dataset: bool = False
+    use_dummy_dataset: bool = False
     checkpoint_interval: int = 10_000
     file_type: str = "arrow"
     col_name: str = "tokens"
@@ -212,32 +218,37 @@ def _data(told: _Settings, line_length: int) -> Rescalable:
     strip = _strip_tokens(told.strip_tokens) + [one for one in (bos, eos, bol, eol) if one is not None]
     min_length = max(1, SHORTEST - (bos is not None) - (eos is not None))
     column = _column(told)
-    folders, weights = _sources(told)
-    readers = {
-        name: ShardReader(folder, name=name, column=column, strip=strip, min_length=min_length)
-        for name, folder in folders.items()
-    }
-    lines = Pack(Delimit(Mixture(readers, weights), bos=bos, eos=eos), seq_len=line_length, bol=bol, eol=eol)
+    weights = _sources(told)
+    read = partial(_reader, local_path(told.data_path), column=column, strip=strip, min_length=min_length)
+    mixture = Mixture({name: read(name) for name in weights}, weights, find=read)
+    lines = Pack(Delimit(mixture, bos=bos, eos=eos), seq_len=line_length, bol=bol, eol=eol)
     return Rescalable(Shuffle(lines, window=max(WINDOW, -(-SHUFFLED // lanes))), lanes=lanes, seed=told.seed)
 
 
-def _sources(told: _Settings) -> tuple[dict[str, os.PathLike[str]], dict[str, float]]:
+def _reader(root: Path, name: str, _removed: State | None = None, **options: Any) -> ShardReader:
+    """A dataset by its name: also one that the config does not name any more."""
+    return ShardReader(root / name, name=name, **options)
+
+
+def _sources(told: _Settings) -> dict[str, float]:
+    """The datasets, which are folders, and their weights."""
     names, weights = parse_data_args(told.datasets, told.weights)
     if len(names) != len(weights):
         raise ConfigError(f"datasets has {len(names)} names and weights has {len(weights)} numbers; give one for each")
     root = local_path(_path("data_path", told.data_path))
-    folders: dict[str, os.PathLike[str]] = {}
+    folders: list[str] = []
     for name in (one.strip("/") for one in names):
         if not name or name in folders:
             raise ConfigError(
                 f"datasets is {told.datasets!r}; " + (f"{name!r} is there twice" if name else "one is empty")
             )
-        folders[name] = folder = root / name
+        folders.append(name)
+        folder = root / name
         if not folder.is_dir():
             raise ConfigError(f"dataset {name!r}: there is no folder {folder}; datasets are folders below data_path")
         if told.file_type == "auto" and (parquet := list_files(folder, (".parquet",))):
             raise ConfigError(f"dataset {name!r}: {parquet[0]}: parquet is not available yet, only Arrow shards are")
-    return folders, dict(zip(folders, weights, strict=True))
+    return dict(zip(folders, weights, strict=True))
 
 
 def _column(told: _Settings) -> str | None:
