@@ -263,12 +263,12 @@ def test_other_weights_and_fewer_datasets_on_resume_repeat_nothing(cfg: SimpleNa
     """Every token of this corpus is another, so none may come twice; the other dataset is too small for that."""
     seen: Counter[int] = Counter()
     state = None
-    for weights in ({"web": 3, NESTED: 1}, {"web": 1, NESTED: 1}, {"web": 1}, {NESTED: 1, "web": 9}):
+    for weights in ({"web": 3, NESTED: 1}, {"web": 1, NESTED: 1}, {NESTED: 1}, {NESTED: 1, "web": 9}):
         told = changed(mixed(cfg), datasets=list(weights), weights=list(weights.values()))
-        some, state = take(told, 640, state=state)
+        some, state = take(told, 320, state=state)
         seen.update(one for line in some for one in line[:-1])
     web = [count for one, count in seen.items() if FIRST <= one < SECOND]
-    assert len(web) > 1000 * LENGTH
+    assert len(web) > 600 * LENGTH
     assert set(web) == {1}
 
 
