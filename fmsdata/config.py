@@ -89,7 +89,7 @@ def make_loader(
         data,
         **dict(config.loader),
         task=make_task(config),
-        checkpoint=_checkpoints(config),
+        checkpoint=make_checkpoints(config),
         rank=rank,
         world_size=world_size,
     )
@@ -113,7 +113,8 @@ def make_task(config: Config) -> Task:
     return task_from(config.task)
 
 
-def _checkpoints(config: Config) -> Checkpoints | None:
+def make_checkpoints(config: Config) -> Checkpoints | None:
+    """The folder of checkpoints that a configuration names."""
     if config.checkpoint is None:
         return None
     told = dict(config.checkpoint)

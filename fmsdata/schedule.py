@@ -1,6 +1,6 @@
 """Who gets which sample when: arithmetic on the world and batch sizes that a run had. Nothing is read."""
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -13,13 +13,13 @@ from fmsdata.state import Segment
 
 
 class Schedule:
-    """Which samples are in which step of a run with this history. Steps count from 1.
+    """Which samples are in which step of a run with this history. Steps count from 0.
 
     >>> schedule = Schedule([Segment(0, 2, 3)], lanes=4)
-    >>> schedule.samples(1)
+    >>> schedule.samples(0)
     [[0, 2, 4], [1, 3, 5]]
     >>> schedule.when(5)
-    (1, 1, 2)
+    (0, 1, 2)
     """
 
     def __init__(self, history: Sequence[Segment], lanes: int) -> None:
@@ -44,14 +44,14 @@ class Schedule:
     def lines(self, step: int) -> Ints:
         """How many lines of each lane were taken in the first so many steps."""
         if step not in self._known:
-            part = self._part(step)
+            part = self._part(step - 1)
             self._known[step] = self._after(self._history[part], self._before[part], step)
         return self._known[step]
 
     def samples(self, step: int) -> list[list[int]]:
         """The samples of a step: for each rank, row by row."""
         _, world_size, batch_size = self.segment(step)
-        lines = self.lines(step - 1).tolist()
+        lines = self.lines(step).tolist()
         lanes = [range(rank, self._lanes, world_size) for rank in range(world_size)]
         return [Turns({lane: lines[lane] for lane in mine}, self._lanes).take(batch_size) for mine in lanes]
 
@@ -63,10 +63,10 @@ class Schedule:
         lanes = np.arange(lane % world_size, self._lanes, world_size)
         earlier = np.maximum(0, line + (lanes < lane) - self._before[part][lanes]).sum()
         step, row = divmod(int(earlier), batch_size)
-        return begin + step + 1, lane % world_size, row
+        return begin + step, lane % world_size, row
 
     def _part(self, step: int) -> int:
-        return max(0, bisect_left(self._history, step, key=lambda segment: segment.step) - 1)
+        return max(0, bisect_right(self._history, step, key=lambda segment: segment.step) - 1)
 
     def _after(self, segment: Segment, before: Ints, step: int) -> Ints:
         lines = before.copy()

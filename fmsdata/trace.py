@@ -38,7 +38,7 @@ NAME = re.compile(r"(.+)#([0-9]{1,18})")
 class Seen(NamedTuple):
     """A run of stored tokens, and where in the run it was seen: `row` is the row of that rank's batch.
 
-    Steps count from 1: after step `n`, `loader.state_dict()["step"]` is `n`.
+    Steps count from 0: step `n` is the batch that a loader hands out when `loader.state_dict()["step"]` is `n`.
     """
 
     step: int
@@ -97,7 +97,7 @@ class Trace:
         self._mapped = Mapped()
         steps = [] if checkpoints is None else [one for one in checkpoints.steps() if checkpoints.is_complete(one)]
         self.newest = max(steps, default=0)
-        self._edited = 0  # the last step before the newest edit of the mix
+        self._edited = 0  # the first step with the newest edit of the mix
         history = self._history() if steps else []
         self._assumed = world_size is not None
         if world_size is not None:
@@ -107,13 +107,13 @@ class Trace:
             where = "" if checkpoints is None else f" in {checkpoints}"
             raise ConfigError(f"no complete checkpoint{where} tells on how many ranks the run was: give its world size")
         self.schedule = Schedule(history, data.lanes)
-        self._starts = [] if self._edited else [0]  # the steps after which reading can start
+        self._starts = [] if self._edited else [0]  # the steps at which reading can start
         if not from_start:
             self._starts += sorted(step for step in steps if step >= max(1, self._edited))
 
     def step(self, step: int, rank: int | None = None) -> list[Seen]:
         """All that was in a step, or in one rank's part of it, row by row."""
-        self._check(whole("step", step, least=1))
+        self._check(whole("step", step))
         world_size = self.schedule.segment(step).world_size
         if rank is not None and not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank}: step {step} was read by {world_size} ranks, 0 to {world_size - 1}")
@@ -122,7 +122,7 @@ class Trace:
             for sample in samples if rank in (None, one) else ():
                 wanted[sample % self.data.lanes].append(sample // self.data.lanes)
         seen: list[Seen] = []
-        states = self._states(self.start(step - 1), sorted(wanted))
+        states = self._states(self.start(step), sorted(wanted))
         for done, (lane, state) in enumerate(states.items()):
             opened = _OpenLane(self.data, self._lane(lane), state)
             for first, chunk in self._read(opened, max(wanted[lane]) + 1, done, len(states)):
@@ -131,11 +131,11 @@ class Trace:
         return sorted(seen, key=lambda one: (one.rank, one.row))
 
     def documents(self, names: Iterable[str], until: int | None = None) -> list[Found]:
-        """When documents, written `source/shard#number`, were seen: in steps up to `until` or the newest checkpoint."""
+        """When documents, written `source/shard#number`, were seen, before step `until` or the newest checkpoint."""
         if until is None and not self.newest:
             raise ConfigError("no checkpoint tells how far the run got: give the step to look until")
         until = self.newest if until is None else whole("until", until, least=1)
-        self._check(until)
+        self._check(until - 1)
         asked = [self._document(name) for name in names]
         found: dict[_Document, list[Seen]] = {document: [] for document in asked}
         places = self._places([document for document in found if document.start < document.stop], until)
@@ -156,15 +156,15 @@ class Trace:
 
     @property
     def since(self) -> int:
-        """The step after which the run can be looked at: 0, but for a run whose mix was edited."""
+        """The step from which on the run can be looked at: 0, but for a run whose mix was edited."""
         return self._starts[0] if self._starts else self._edited
 
     def start(self, step: int) -> int:
-        """The last step, this one or before, after which reading can start: that of a checkpoint, or 0."""
+        """The last step, this one or before, at which reading can start: that of a checkpoint, or 0."""
         usable = [one for one in self._starts if one <= step]
         if not usable:
             raise StateError(
-                f"the mix was edited after step {self._edited}, and no checkpoint of the steps from there to {step} "
+                f"the mix was edited at step {self._edited}, and no checkpoint of the steps from there to {step} "
                 "is left to start from"
             )
         return usable[-1]
@@ -175,12 +175,12 @@ class Trace:
         return saved.history
 
     def _check(self, step: int) -> None:
-        if step <= self._edited:
+        if step < self._edited:
             raise StateError(
-                f"the mix was edited after step {self._edited}, and step {step} was read before that: to trace it, "
+                f"the mix was edited at step {self._edited}, and step {step} was read before that: to trace it, "
                 "give the configuration of then and a folder whose newest checkpoint is of then"
             )
-        if self._assumed and step <= self.newest:
+        if self._assumed and step < self.newest:
             raise ConfigError(
                 f"the checkpoint of step {self.newest} tells the world size of step {step}: "
                 "don't give one, it is for later steps"
@@ -299,7 +299,7 @@ class Trace:
             rows = np.unique(np.searchsorted(chunk.first, spans, side="right") - 1)
             for one in self._seen(lane, first, chunk, rows[rows < stop - first].tolist()):
                 document = by_name.get((one.source, one.shard, one.document))
-                if document is not None and one.step > self.since:
+                if document is not None and one.step >= self.since:
                     left[document, one.epoch] -= one.stop - one.start
                     yield document, one
             if not any(left.values()):

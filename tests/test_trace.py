@@ -43,9 +43,9 @@ def run_chain(root: Path, folder: Path, chain: list[Part], done: int = 0, **over
         checkpoint = {"path": str(folder), "every": 4, "keep": None}
         make = maker(root, loader__batch_size=batch_size, checkpoint=checkpoint, **overrides)
         loaders = [make(rank, world_size) for rank in range(world_size)]
-        for step, batches in enumerate(islice(zip(*loaders, strict=True), steps), start=done + 1):
+        for step, batches in enumerate(islice(zip(*loaders, strict=True), steps), start=done):
             for rank, batch in enumerate(batches):
-                assert loaders[rank].state_dict()["step"] == step
+                assert loaders[rank].state_dict()["step"] == step + 1
                 for row, (spans, epochs) in enumerate(zip(batch["provenance"], batch["epochs"], strict=True)):
                     seen += [Seen._make((step, rank, row, -1, *span, e)) for span, e in zip(spans, epochs, strict=True)]
         for loader in loaders:
@@ -137,7 +137,6 @@ def test_the_schedule_is_what_taking_turns_gives(lanes: int, parts: list[Part]) 
         turns = [Turns(some, lanes) for some in mine]
         for _ in range(steps):
             assert schedule.lines(step).tolist() == list(lines.values())
-            step += 1
             taken = [one.take(batch_size) for one in turns]
             assert schedule.samples(step) == taken
             assert schedule.segment(step)[1:] == (world_size, batch_size)
@@ -145,6 +144,7 @@ def test_the_schedule_is_what_taking_turns_gives(lanes: int, parts: list[Part]) 
                 for row, sample in enumerate(samples):
                     assert schedule.when(sample) == (step, rank, row)
                     lines[sample % lanes] += 1
+            step += 1
 
 
 @pytest.mark.parametrize("chain", CHAINS)
@@ -153,7 +153,7 @@ def test_a_step_holds_what_the_loaders_handed_out(corpus: Path, tmp_path: Path, 
     checkpoints = fmsdata.Checkpoints(str(tmp_path / "saved"))
     run, from_start = (Trace(data_of(corpus), checkpoints=checkpoints, from_start=one) for one in (False, True))
     assert run.newest == sum(steps for _, _, steps in chain)
-    for step in range(1, run.newest + 1):
+    for step in range(run.newest):
         told = run.step(step)
         assert without_samples(told) == in_order(truth[step])
         rank = step % run.schedule.segment(step).world_size
@@ -186,7 +186,7 @@ def check_documents(run: Trace, corpus: Path, truth: list[Seen], until: int | No
     found = run.documents(asked, until)
     for one in found:
         expected = [seen for seen in truth if seen[4:7] == (one.source, one.shard, one.document)]
-        expected = [seen for seen in expected if until is None or seen.step <= until]
+        expected = [seen for seen in expected if until is None or seen.step < until]
         assert without_samples(list(one.seen)) == sorted(expected, key=lambda seen: (seen.epoch, seen.start))
         if one.start == one.stop:
             assert not one.seen
@@ -221,7 +221,7 @@ def test_steps_after_the_newest_checkpoint_go_on_as_before_or_as_told(corpus: Pa
     other = Trace(data_of(corpus), checkpoints=checkpoints, world_size=3, batch_size=5)
     for run, name in ((same, "same"), (other, "other")):
         assert run.newest == 6
-        for step in range(7, 17):
+        for step in range(6, 16):
             expected = in_order(by_step(truth[name])[step])
             assert without_samples(run.step(step)) == expected
         check_documents(run, corpus, truth[name], until=16)
@@ -232,7 +232,7 @@ def test_steps_after_the_newest_checkpoint_go_on_as_before_or_as_told(corpus: Pa
 def test_without_a_checkpoint_the_world_size_tells(corpus: Path, tmp_path: Path) -> None:
     truth = run_chain(corpus, tmp_path / "saved", [(5, 2, 20)])
     run = Trace(data_of(corpus), world_size=5, batch_size=2)
-    assert without_samples(run.step(20)) == in_order(by_step(truth)[20])
+    assert without_samples(run.step(19)) == in_order(by_step(truth)[19])
     check_documents(run, corpus, truth, until=20)
     with pytest.raises(fmsdata.ConfigError, match="give the step to look until"):
         run.documents(["web/part-0.arrow#0"])
@@ -293,10 +293,10 @@ def test_a_run_whose_mix_was_edited_is_traced_from_there_on(corpus: Path, tmp_pa
     edited: dict[str, Any] = {"sources": {"web": {"weight": 1}, "wiki": {"weight": 5}}, "pack__seq_len": 21}
     truth = run_chain(corpus, saved, [(3, 2, 11), (2, 1, 5)], done=7, **edited)
     run = Trace(data_of(corpus, **edited), checkpoints=fmsdata.Checkpoints(str(saved)))
-    for step in range(8, 24):
+    for step in range(7, 23):
         assert without_samples(run.step(step)) == in_order(by_step(truth)[step])
-    for step in (1, 4, 7):
-        with pytest.raises(fmsdata.StateError, match=f"edited after step 7, and step {step} was read before"):
+    for step in (0, 4, 6):
+        with pytest.raises(fmsdata.StateError, match=f"edited at step 7, and step {step} was read before"):
             run.step(step)
     assert run.since == 7
     check_documents(run, corpus, truth)
@@ -334,7 +334,7 @@ def test_the_command_tells_what_was_in_a_step(corpus: Path, tmp_path: Path, comm
     report = json.loads(done.out)
     expected = in_order(by_step(truth)[12])
     assert without_samples([Seen(**one) for one in report["spans"]]) == expected
-    assert (report["world_size"], report["batch_size"], report["read_from_step"]) == (5, 1, 9)
+    assert (report["world_size"], report["batch_size"], report["read_from_step"]) == (5, 1, 12)
     assert sum(one["tokens"] for one in report["sources"].values()) == sum(one.stop - one.start for one in expected)
 
     done = command(config, "--step", "12", "--rank", "3", "--from-start")
@@ -380,7 +380,7 @@ def test_the_command_tells_when_a_document_was_seen(corpus: Path, tmp_path: Path
     assert f"first seen in step {min(one.step for one in in_pieces)}" in done.out
     assert f"epoch 0: in {len(in_pieces)} pieces, in steps" in done.out
 
-    done = command(config, "--document", name, "--until", str(min(one.step for one in in_pieces)))
+    done = command(config, "--document", name, "--until", str(min(one.step for one in in_pieces) + 1))
     assert "the others not in the first" in done.out
     run = Trace(data_of(corpus, documents__min_length=5), checkpoints=fmsdata.Checkpoints(str(tmp_path / "saved")))
     found_by_name = dict(zip(names(corpus), run.documents(names(corpus)), strict=True))
@@ -402,12 +402,12 @@ def test_nothing_is_cut_off_in_a_pipe(tmp_path: Path, command: Command) -> None:
     (tmp_path / "lang=en" / "part-0.arrow").rename(tmp_path / "plain" / "part-0.arrow")
     sources = {source: {"weight": 1}, "lang=en": {"weight": 1, "path": "plain"}}
     config = write_config(tmp_path, None, sources=sources)
-    piped = in_a_shell(config, "--step", "1", "--world-size", "4")
+    piped = in_a_shell(config, "--step", "0", "--world-size", "4")
     assert piped.returncode == 0, piped.stderr
     name = next(word for word in piped.stdout.split() if word.startswith(source))
     done = command(config, "--document", name, "--world-size", "4", "--until", "1")
     assert f"{name}, tokens 0:" in done.out
-    assert "first seen in step 1" in done.out
+    assert "first seen in step 0" in done.out
     done = command(config, "--document", "lang=en/part-0.arrow#8", "--world-size", "4", "--until", "1")
     assert done.code == 0, done.errors
 
@@ -419,7 +419,7 @@ def test_wrong_questions_get_an_answer_in_one_line(corpus: Path, tmp_path: Path,
     for args, words in (
         ([], "either --step N or --document"),
         (["--step", "1", document, "web/part-0.arrow#1"], "either --step N or --document"),
-        (["--step", "0"], "step is 0; it must be at least 1"),
+        (["--step", "-1"], "step is -1; it must be at least 0"),
         (["--step", "2", "--rank", "4"], "rank 4: step 2 was read by 4 ranks, 0 to 3"),
         (["--step", "2", "--rank", "-1"], "rank -1"),
         (["--step", "2", "--world-size", "3"], "tells the world size of step 2"),
@@ -457,6 +457,6 @@ def test_a_pipeline_of_ones_own_tells_steps_and_says_where_it_can_look_for_docum
     loader = fmsdata.StatefulDataLoader(data, batch_size=3, rank=1, world_size=2, outputs=["provenance"])
     batches = [batch["provenance"] for batch in islice(loader, 5)]
     run = Trace(data, world_size=2, batch_size=3)
-    assert [tuple(one[4:9]) for one in run.step(5, rank=1)] == [tuple(span) for row in batches[4] for span in row]
+    assert [tuple(one[4:9]) for one in run.step(4, rank=1)] == [tuple(span) for row in batches[4] for span in row]
     with pytest.raises(fmsdata.ConfigError, match="Mixture are ShardReaders"):
         run.documents(["web/part-0.arrow#1"], until=5)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fmsdata.checkpoint import Checkpoints
 from fmsdata.commands.common import AsJson, ConfigFile, Overrides, console, parse_overrides, print_json
-from fmsdata.config import Config, build_data, read_config
+from fmsdata.config import Config, build_data, make_checkpoints, read_config
 from fmsdata.errors import CheckpointError, ConfigError
 from fmsdata.trace import Trace
 
@@ -23,7 +23,7 @@ ANY_WIDTH = 100_000  # of a pipe
 def trace(
     config: ConfigFile,
     overrides: Overrides = None,
-    step: Annotated[int | None, typer.Option(help="Tell what was in this step. The first is step 1.")] = None,
+    step: Annotated[int | None, typer.Option(help="Tell what was in this step. The first is step 0.")] = None,
     rank: Annotated[int | None, typer.Option(help="With --step: only the batch of this rank.")] = None,
     document: Annotated[
         list[str] | None,
@@ -33,7 +33,8 @@ def trace(
         ),
     ] = None,
     until: Annotated[
-        int | None, typer.Option(help="With --document: look up to this step, by default the newest checkpoint's.")
+        int | None,
+        typer.Option(help="With --document: look at the steps before this one, by default the newest checkpoint's."),
     ] = None,
     checkpoint: Annotated[
         str | None, typer.Option(metavar="PATH", help="The folder of checkpoints, instead of the configuration's.")
@@ -52,8 +53,8 @@ def trace(
 ) -> None:
     """Tell what was in a step of a run (--step), or in which steps documents were seen (--document).
 
-    Step N is the batch after which the loader's state says step N: the first batch is step 1, and checkpoint step-N
-    was saved right after step N. If your log counts from 0, add 1.
+    Step N is the batch that the loader hands out when its state says step N: the first batch is step 0, and the first
+    one after checkpoint step-N is step N. If your log counts from 1, subtract 1.
 
     A checkpoint tells on how many ranks and with which batch size each step was read. Nothing is written.
     """
@@ -92,7 +93,7 @@ def trace(
 
 def _checkpoints(config: Config, path: str | None) -> Checkpoints | None:
     if path is None:
-        return None if config.checkpoint is None else Checkpoints(**dict(config.checkpoint))
+        return make_checkpoints(config)
     named = Checkpoints(path)
     if not any(map(named.is_complete, named.steps())):
         raise CheckpointError(f"{path}: there is no complete checkpoint in it")
@@ -112,7 +113,7 @@ def _of_step(run: Trace, step: int, rank: int | None) -> dict[str, Any]:
         "world_size": world_size,
         "batch_size": batch_size,
         "rank": rank,
-        "read_from_step": run.start(step - 1),
+        "read_from_step": run.start(step),
         "sources": {name: {"documents": len(documents[name]), "tokens": tokens[name]} for name in sorted(documents)},
         "spans": [one._asdict() for one in seen],
     }
@@ -151,9 +152,9 @@ def _print_step(out: Console, report: dict[str, Any]) -> None:
 
 def _print_document(out: Console, found: dict[str, Any], since: int, until: int, min_length: int) -> None:
     length = found["stop"] - found["start"]
-    steps = f"steps {since + 1} to {until}" if since else f"the first {_many(until, 'step')}"
+    steps = f"steps {since} to {until - 1}" if since else f"the first {_many(until, 'step')}"
     if since:
-        out.print(f"the mix was edited on the way: steps up to {since} are not looked at")
+        out.print(f"the mix was edited on the way: steps before {since} are not looked at")
     if not length:
         why = f"it has fewer than {max(1, min_length)} tokens (documents.min_length) after stripping"
         out.print(f"{_name(found)} is never read: {why}", markup=False)
