@@ -8,6 +8,8 @@ from typing import Any
 
 from fmsdata.errors import ConfigError
 
+MANY = 40  # names that a message can hold
+
 
 def whole(name: str, value: Any, least: int | None = 0) -> int:
     """The value as a plain int, or an error that names it.
@@ -45,8 +47,11 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     "did you mean 'rate'?"
     """
     known = list(known)
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known) or 'none'}"
+    close = difflib.get_close_matches(word, known, n=1) or [one for one in known if word and one.startswith(word)]
+    if close:
+        return f"did you mean {close[0]!r}?"
+    more = f" and {len(known) - MANY} more" if len(known) > MANY else ""
+    return f"known are {', '.join(known[:MANY]) or 'none'}{more}"
 
 
 def check_parameters(what: str, given: Iterable[str], known: Iterable[str]) -> None:

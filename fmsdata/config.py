@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fmsdata.arguments import suggestion
 from fmsdata.checkpoint import Checkpoints
 from fmsdata.config_errors import in_words
 from fmsdata.delimit import Delimit
@@ -182,7 +183,12 @@ def _source_paths(root: Path, sources: Mapping[str, SourceConfig] | None) -> dic
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; check `path`")
     if sources is not None:
-        return {name: root / (source.path or name) for name, source in sources.items()}
+        paths = {name: root / (source.path or name) for name, source in sources.items()}
+        for name, path in paths.items():
+            if not path.exists() and path.parent.is_dir():
+                there = [one.name for one in path.parent.iterdir() if one.is_dir() and one.name != "meta"]
+                raise DataError(f"source {name!r}: there is no folder {path}; {suggestion(path.name, sorted(there))}")
+        return paths
     shards = list_files(root, SUFFIXES)
     found = sorted({shard.partition("/")[0] for shard in shards if "/" in shard})
     loose = [shard for shard in shards if "/" not in shard]

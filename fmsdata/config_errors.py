@@ -59,7 +59,7 @@ def _what(error: Any) -> str:
     must_be = MUST_BE[kind].format(**context) if kind in MUST_BE else error["msg"]
     if context.get("class_name") == SourceConfig.__name__:
         must_be += ", such as {weight: 3}"
-    elif kind == "string_type" and not isinstance(value, dict | list):
+    elif kind == "string_type" and value is not None and not isinstance(value, dict | list):
         must_be += "; put quotes around it"
     return f" is {value!r}; it must be {must_be}"
 

@@ -9,7 +9,6 @@ What may not change is what a place in a source means: the seed, the lanes, its 
 """
 
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from fmsdata.chunk import Chunk
 from fmsdata.delimit import Delimit
 from fmsdata.errors import DataError, StateError
 from fmsdata.map import Filter
-from fmsdata.mixture import Mixture, Phase, SourceState, pack_sources, surplus, unpack_sources
+from fmsdata.mixture import Mixture, Phase, SourceState, pack_sources, unpack_sources
 from fmsdata.pack import Pack, Run
 from fmsdata.reader import ShardReader
 from fmsdata.rest import Rest, marked_runs, merged
@@ -81,19 +80,12 @@ class _Recut:
         before, after = unpack_sources(self._states(start)[-1]), unpack_sources(self._states(end)[-1])
         last, half_used = self._finish_document(lane, end)
         in_lines, in_document = (marked_runs(part) if part else {} for part in (lines, half_used))
-        back = dict.fromkeys(mixture.sources, 0)
         sources = dict(last)
         for name in mixture.sources:
             origin = _Origin(before[name])
             marks = 0 if after[name].rest else origin.place(after[name])
             runs = in_lines.get(name, []) + [(a + marks, b + marks) for a, b in in_document.get(name, [])]
-            back[name] = sum(b - a for a, b in runs)
             sources[name] = origin.with_rest(last[name], runs)
-        given = {name: last[name].taken + last[name].shift - back[name] for name in mixture.sources}
-        weights = mixture.phase_at(sum(one.taken for one in last.values()), lane.count).weights
-        for name, lead in surplus(given, weights).items():
-            taken = last[name].taken - back[name]
-            sources[name] = _replace(sources[name], taken=taken, shift=lead - taken)
         for name, stage in self._new[-1].children().items():
             if name not in sources:
                 sources[name] = SourceState(below=stage.open(lane.named(name)).state(0))
@@ -160,15 +152,13 @@ class _Origin(NamedTuple):
         return since if rest is None else rest.length + since - rest.tokens
 
     def with_rest(self, last: SourceState, runs: list[tuple[int, int]]) -> SourceState:
-        """The source at its last state, with these tokens to be given first."""
+        """The source at its last state, with these tokens to be given first, and no lead."""
         start = self.state.below if self.state.rest is None else self.state.rest.start
         length = self.place(last) if last.rest is None else last.rest.length
+        taken = last.taken - sum(end - begin for begin, end in runs)
         runs = merged(runs + (last.rest.runs if last.rest else []))
-        return _replace(last, rest=Rest(start=start or {}, runs=runs, length=length) if runs else None)
-
-
-def _replace(state: SourceState, **values: Any) -> SourceState:
-    return dataclasses.replace(state, **values)
+        rest = Rest(start=start or {}, runs=runs, length=length) if runs else None
+        return SourceState(taken=taken, shift=-taken, rest=rest, below=last.below)
 
 
 def _pipeline(now: State, removed: State, edits: list[int]) -> State:
@@ -213,15 +203,17 @@ def _require_same(saved: State, now: State, name: str) -> None:
     """Raise if places in a source don't mean what they meant."""
     before, after = ({key: value for key, value in one.items() if key not in FREE} for one in (saved, now))
     if differences := list(_compare(before, after, name)):
-        raise StateError("the state belongs to another pipeline: " + "; ".join(differences))
+        raise StateError(
+            f"the state belongs to another pipeline: {'; '.join(differences)}; "
+            f"bring back what was, or give source {name!r} another name to read it afresh"
+        )
 
 
 def _old_mixture(mixture: Mixture, was: State) -> Mixture:
     """The mixture as it was saved."""
     old = copy.copy(mixture)
     old.sources = {name: _old_source(mixture, name, child) for name, child in sorted(was["children"].items())}
-    old.weights = {name: was["weights"][name] for name in old.sources}
-    old.phases = tuple(Phase(**phase) for phase in was["phases"])
+    old.set_weights({name: was["weights"][name] for name in old.sources}, [Phase(**one) for one in was["phases"]])
     return old
 
 
@@ -237,16 +229,18 @@ def _old_source(mixture: Mixture, name: str, was: State) -> Stage:
 
 def _removed_source(mixture: Mixture, name: str, was: State) -> Stage:
     """A source that is not in the mix any more, but in the lines in progress."""
-    way_out = (
-        "the lines in progress hold documents of it, and can't be given back to the other sources without it; "
-        "keep it with weight 0 until the next checkpoint, then it can go"
-    )
+    why = "the lines in progress hold documents of it, and can't be given back to the other sources without it"
     if mixture.find is None:
-        raise StateError(f"source {name!r} was removed: {way_out}")
+        raise StateError(
+            f"source {name!r} was removed: {why}; keep it with weight 0 until the next checkpoint, then it can go"
+        )
     try:
         stage = mixture.find(name, was)
     except DataError as error:
-        raise StateError(f"source {name!r} was removed, and its shards too ({error}): {way_out}") from None
+        raise StateError(
+            f"source {name!r} was removed, and its shards too ({error}): {why}; "
+            "bring the shards back until the next checkpoint, then they can go"
+        ) from None
     _require_same(was, stage.describe(name), name)
     return stage
 
@@ -264,7 +258,8 @@ def _changes_above(was: Sequence[State], now: Sequence[State]) -> Iterator[str]:
     for old, new in zip(was, now, strict=True):
         for name, value in _parameters(new).items():
             if old[name] != value:
-                yield f"{new['stage'].lower()} {name} {old[name]} -> {value}"
+                what = "lines of" if name == "seq_len" else f"{new['stage'].lower()} {name}"
+                yield f"{what} {old[name]} -> {value}" + (" tokens" if name == "seq_len" else "")
 
 
 def _changes_of_mix(was: State, now: State, removed: State) -> Iterator[str]:
@@ -281,7 +276,15 @@ def _changes_of_mix(was: State, now: State, removed: State) -> Iterator[str]:
         if old is not None and new is not None and epochs[0] != epochs[1]:
             yield f"max_epochs of {name!r} {epochs[0]} -> {epochs[1]}"
     if was["phases"] != now["phases"]:
-        yield f"{len(was['phases'])} phases -> {len(now['phases'])} phases, other than before"
+        yield f"phases {_in_words(was['phases'])} -> {_in_words(now['phases'])}"
+
+
+def _in_words(phases: Sequence[State]) -> str:
+    def one(phase: State) -> str:
+        until = "to the end" if phase["until_tokens"] is None else f"until {phase['until_tokens']:,} tokens"
+        return f"{until} " + ", ".join(f"{name} {share:.4%}" for name, share in phase["weights"].items() if share)
+
+    return f"({'; '.join(map(one, phases))})" if phases else "none"
 
 
 def _parameters(description: State) -> State:

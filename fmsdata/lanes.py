@@ -154,7 +154,7 @@ class Resumed(NamedTuple):
     def tell(self) -> None:
         """Log what changed, if it did; on one rank of a run."""
         if self.changes:
-            log.warning("going on from step %d with another mix: %s", self.step, "; ".join(self.changes))
+            log.warning("going on from step %d with changes: %s", self.step, "; ".join(self.changes))
 
 
 class Anchor(NamedTuple):

@@ -5,13 +5,14 @@ is due at `(given + offset * length) / weight`. The offset is a number between 0
 each source: so, whatever the documents' lengths are, a source is on average over the lanes exactly at its share at
 every moment. As arrays, that is a merge of the sources' documents by the time at which each is due.
 
-What a source has given is counted against its share as `lead`. When the weights change, every lead becomes the
-surplus over the share so far: what follows is held against the new weights, and nobody catches up for the past.
+What a source has given is counted against its share as `lead`. When a phase ends, every lead becomes the surplus over
+the share so far: what follows is held against the new weights, and nobody catches up for the past.
 """
 
 import json
 import math
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,18 +70,20 @@ class Mixture(Stage):
             if not isinstance(name, str) or not isinstance(stage, Stage):
                 raise ConfigError(f"source {name!r} is {stage!r}; sources are stages by their names")
         self.sources = {name: sources[name] for name in sorted(sources)}
-        self.weights = _shares(self.sources, weights)
-        self.phases = tuple(self._checked(phases))
         self.find = find
-        for phase in [*self.phases, *([] if self._phase_has_no_end() else [Phase(weights=self.weights)])]:
+        self.set_weights(_shares(self.sources, weights), self._checked(phases))
+        for phase in self.course:
             if all(self.sources[name].ends() for name, weight in phase.weights.items() if weight):
                 raise ConfigError(
                     "every source that is read has max_epochs: the stream would end, at another step on every rank; "
                     "leave max_epochs away for one of them, and stop after as many steps as you want"
                 )
 
-    def _phase_has_no_end(self) -> bool:
-        return bool(self.phases) and self.phases[-1].until_tokens is None
+    def set_weights(self, weights: Mapping[str, float], phases: Sequence[Phase]) -> None:
+        """Have these weights, each a part of 1 for every source. `course` is all phases, with what follows the last."""
+        self.weights, self.phases = dict(weights), tuple(phases)
+        endless = bool(phases) and phases[-1].until_tokens is None
+        self.course = self.phases if endless else (*self.phases, Phase(weights=self.weights))
 
     def _checked(self, phases: Sequence[Phase]) -> list[Phase]:
         checked: list[Phase] = []
@@ -100,10 +103,8 @@ class Mixture(Stage):
 
     def phase_at(self, tokens: int, lanes: int = 1) -> Phase:
         """The weights after a lane of so many has taken so many tokens, and until when they hold."""
-        for phase in self.phases:
-            if phase.until_tokens is None or tokens * lanes < phase.until_tokens:
-                return phase
-        return Phase(weights=self.weights)
+        over = bisect_right(self.course[:-1], tokens * lanes, key=lambda phase: phase.until_tokens or 0)
+        return self.course[over]
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
         return _MixtureIterator(self, lane, state)
@@ -221,15 +222,15 @@ class _Feed:
         self._ends: Ints = np.zeros(1, np.int64)  # tokens of the chunk before each document
         self._begin = self._cursor = 0
         self._due: npt.NDArray[np.float64] = np.zeros(0)
-        self.ended = False
+        self.ended = self.was_last = False
 
     def fill(self) -> float:
         """Have documents at hand; a virtual time before which no others are due."""
         if not self.ended and (self._chunk is None or self._cursor == len(self._chunk)):
             try:
                 chunk = self.iterator.read()
-            except Exhausted:
-                self.ended, chunk = True, None
+            except Exhausted as end:
+                self.ended, self.was_last, chunk = True, end.last, None
             self._before += int(self._ends[-1])
             self._chunk, self._begin, self._cursor = chunk, 0, 0
             self._ends = np.zeros(1, np.int64) if chunk is None else offsets(chunk.lengths())
@@ -341,7 +342,7 @@ class _MixtureIterator(StageIterator):
         feed = self._feeds[name]
         had_ended = feed.ended
         has_more = feed.fill() < math.inf
-        if not has_more and not had_ended and self._lane.index == 0 and not self._lane.marks:
+        if not has_more and not had_ended and feed.was_last and not self._lane.marks:
             warnings.warn(
                 f"source {self._lane.named(name).source!r} has been read max_epochs times: "
                 "from now on its share goes to the others",

@@ -68,10 +68,14 @@ class LaneOrder:
 
     def places(self, epochs: float | None) -> float:
         """How many places of this lane are in the first epochs; the last may be a part of one."""
-        if epochs is None:
-            return math.inf
-        blocks = max(1, math.floor(epochs * self._blocks))
-        return max(0, -(-(blocks - self._lane) // self._lanes))
+        return math.inf if epochs is None else max(0, -(-(self._blocks_in(epochs) - self._lane) // self._lanes))
+
+    def has_last(self, epochs: float | None) -> bool:
+        """Whether the last block of these epochs is this lane's."""
+        return epochs is not None and (self._blocks_in(epochs) - 1) % self._lanes == self._lane
+
+    def _blocks_in(self, epochs: float) -> int:
+        return max(1, math.floor(epochs * self._blocks))
 
     def __getitem__(self, place: int) -> tuple[int, int]:
         """The epoch and the number of the block at this place of the lane."""

@@ -153,7 +153,7 @@ class _ReaderIterator(StageIterator):
                 tokens += int(block.length.sum())
             if not blocks:
                 self._at = np.array([[self._place, self._visited]])
-                raise Exhausted
+                raise Exhausted(last=self._order.has_last(self._reader.max_epochs))
             if self._visited > len(blocks[0].length):
                 raise StateError(f"{self._visited} documents are visited of a block of {len(blocks[0].length)}")
             chunk = self._in_order(blocks)

@@ -14,7 +14,7 @@ from fmsdata.chunk import BEGINS, CONTINUED, DOCUMENT, LENGTH, POSITION, TAIL, U
 from fmsdata.errors import StateError
 from fmsdata.keys import Ints, offsets
 from fmsdata.pack import Run
-from fmsdata.stage import Exhausted, Lane, Stage, State
+from fmsdata.stage import Lane, Stage, State
 
 Runs: TypeAlias = list[tuple[int, int]]  # from which token up to which, in order, apart from each other
 
@@ -72,16 +72,11 @@ class WithRest:
     def read(self) -> Chunk:
         while self._rest is not None:
             self._ends = self._ends[-1:]
-            chunk = None
             if self._place < self._rest.runs[-1][1]:
-                try:
-                    chunk = self._rest_of(self._rest, self._marked(self._iterator.read()))
-                except Exhausted:  # with fewer max_epochs than before
-                    chunk = None
-                    self._place = self._rest.runs[-1][1]
-            if chunk is not None and len(chunk):
-                return chunk
-            if self._place >= self._rest.runs[-1][1]:
+                chunk = self._rest_of(self._rest, self._marked(self._iterator.read()))
+                if len(chunk):
+                    return chunk
+            else:
                 self._place, self._rest = self._rest.length, None
                 self._iterator = self._stage.open(self._lane, self._behind)
         return self._marked(self._iterator.read())

@@ -50,7 +50,11 @@ class Lane:
 
 
 class Exhausted(Exception):
-    """A source with `max_epochs` has given all that it may."""
+    """A source with `max_epochs` has given all that it may in a lane. `last`: and this lane had the last of it."""
+
+    def __init__(self, *, last: bool = False) -> None:
+        super().__init__()
+        self.last = last
 
 
 class Size(NamedTuple):

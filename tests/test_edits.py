@@ -2,6 +2,7 @@
 
 import json
 import logging
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import islice, pairwise
@@ -173,7 +174,7 @@ def test_what_changed_is_logged_once_in_words(corpus: Path, caplog: pytest.LogCa
     (record,) = caplog.records
     for words in (
         "step 5",
-        "pack seq_len 17 -> 21",
+        "lines of 17 -> 21 tokens",
         "delimit eos 0 -> None",
         "share of 'web' 50.0000% -> 75.0000%",
         "source 'wiki' is removed, and keeps its place",
@@ -246,7 +247,7 @@ def test_a_source_that_is_removed_with_its_shards_is_missed_at_once(corpus: Path
         (tmp_path / name).symlink_to(corpus / name)
     run = Run(tmp_path).go_on(2, 5)
     (tmp_path / "wiki").unlink()
-    with pytest.raises(StateError, match=r"'wiki' was removed, and its shards too .*keep it with weight 0"):
+    with pytest.raises(StateError, match=r"'wiki' was removed, and its shards too .*bring the shards back"):
         run.go_on(2, 5, sources=mix(web=1))
 
 
@@ -382,3 +383,43 @@ def test_a_state_before_an_edit_tells_nothing_of_edits_and_one_after_it_does(cor
     pipeline = opened(run.states[0])["pipeline"]
     assert pipeline["edits"] == [5]
     assert list(pipeline["removed"]) == ["wiki"]
+
+
+def test_a_restore_after_the_last_phase_goes_on_exactly(corpus: Path) -> None:
+    phases = [{"until_tokens": 300}, {"until_tokens": 500, "weights": {"wiki": 1}}]
+    make = maker(corpus, phases=phases, sources=mix(web=50, wiki=7, code=50), lanes=4, loader__batch_size=4)
+    testing.check_restore_anywhere(make, steps=60)
+    testing.check_exactly_once(
+        make,
+        stored=testing.stored_documents({name: corpus / name for name in ("web", "wiki", "code")}),
+        world_sizes=[1, 3, 2],
+        steps=5,
+    )
+
+
+def test_edits_of_phases_and_of_max_epochs_repeat_and_skip_nothing(corpus: Path) -> None:
+    """Also where the lines in progress reach over the end of a phase, and a source that had more than it may."""
+    every = mix(web=3, wiki=2, code=4, books=1)
+
+    def with_epochs(most: float | None) -> dict[str, Any]:
+        return every if most is None else {**every, "books": {"weight": 1, "max_epochs": most}}
+
+    run = Run(corpus)
+    for turn, most in enumerate([None, 1, None, 0.5, 2, None]):
+        phases = [{"until_tokens": 900 * (turn + 1), "weights": {"web": 1, "books": 1}}] if turn % 2 else []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fmsdata.FmsdataWarning)
+            run.go_on(1 + turn % 3, 40, sources=with_epochs(most), phases=phases, lanes=6)
+    run.finish(epochs=2, lanes=6)
+
+
+def test_weights_hold_at_once_where_the_lines_in_progress_reach_over_the_end_of_a_phase(tmp_path: Path) -> None:
+    for name in ("web", "wiki"):
+        write_source(tmp_path / name, [np.arange(10, 30)] * 3000, rows=500)
+    phases = [{"until_tokens": 12_000, "weights": {"web": 1}}, {"weights": {"web": 1, "wiki": 99}}]
+    options: dict[str, Any] = {"shuffle__window": 128, "lanes": 4, "pack__seq_len": 32}
+    for steps in (40, 200, 400):
+        run = Run(tmp_path).go_on(1, steps, sources=mix(web=1, wiki=1), phases=phases, **options)
+        run.tokens.clear()
+        run.go_on(1, 200, sources=mix(web=1, wiki=1), **options)
+        assert run.tokens["web"] / run.tokens.total() == pytest.approx(0.5, abs=0.04)

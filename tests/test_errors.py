@@ -89,7 +89,7 @@ def test_weights_must_be_those_of_the_sources(corpus: Path) -> None:
 def test_a_missing_folder_is_named(corpus: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere: no such folder; check `path`"):
         build(corpus, {"path": str(corpus / "nowhere")})
-    with pytest.raises(DataError, match=r"news: the source's folder does not exist"):
+    with pytest.raises(DataError, match=r"source 'news': there is no folder .*news; known are web, wiki"):
         build(corpus, {"sources.news": {"weight": 1}})
     with pytest.raises(DataError, match=r"part-0.arrow: the source's folder is a file"):
         fmsdata.ShardReader(corpus / "web" / "part-0.arrow")

@@ -1,6 +1,7 @@
 """`fmsdata plan`: what a configuration will do, told from counts alone."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
@@ -88,10 +89,7 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
         "tokens_per_step": config.loader.batch_size * world_size * config.pack.seq_len,
         "steps": tokens / (config.loader.batch_size * world_size * config.pack.seq_len),
         "sources": sources,
-        "phases": [
-            {"until_tokens": phase.until_tokens, "shares": dict(phase.weights)}
-            for phase in [*mixture.phases, mixture.phase_at(1 << 61)][: len(mixture.phases) + (not _endless(mixture))]
-        ],
+        "phases": [{"until_tokens": phase.until_tokens, "shares": dict(phase.weights)} for phase in mixture.course],
         "lines": {
             "tokens": line,
             "window": config.shuffle.window,
@@ -123,10 +121,6 @@ def expected_tokens(mixture: Mixture, tokens: int) -> dict[str, float]:
             taken[name] = most[name] if used_up[name] <= now else taken[name] + (now - done) * share / total
         done = now
     return taken
-
-
-def _endless(mixture: Mixture) -> bool:
-    return bool(mixture.phases) and mixture.phases[-1].until_tokens is None
 
 
 def mixture_of(lines: Stage) -> Mixture:
@@ -192,6 +186,10 @@ def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
                 f"source {name!r} has only {one['blocks'] / lanes:.1f} blocks a lane: "
                 "some lanes begin its next epoch well before others end this one"
             )
+    folders = Counter(str(one.path) for one in mixture.sources.values() if isinstance(one, ShardReader))
+    for folder, count in folders.items():
+        if count > 1:
+            yield f"{count} sources read {folder}: its documents come once an epoch for each of them"
     if lanes % report["world_size"]:
         yield (
             f"{report['world_size']} ranks don't divide {lanes} lanes: nothing is lost or repeated, "
