@@ -75,6 +75,11 @@ def main() -> None:
     except FmsdataError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except BrokenPipeError:  # whoever read it has seen enough
+        sys.exit(1)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

@@ -19,11 +19,13 @@ from rich.text import Text
 from fmsdata import testing
 from fmsdata.config import build_data, make_loader, read_config
 from fmsdata.counts import write_index
+from fmsdata.errors import ConfigError
 from fmsdata.loader import StatefulDataLoader
 from fmsdata.prepare import Layout, write_shard
 
 FILES, SHARDS, STEPS = 220, 4, 40
 EOS = 0  # byte b is token b + 1
+MARK = ".fmsdata-demo"  # a file that tells that a folder is the demo's own
 CONFIG: dict[str, Any] = {
     "seed": 42,
     "sources": {"code": {"weight": 3}, "docstrings": {"weight": 1}},
@@ -55,8 +57,11 @@ def run_demo(folder: Path | None, console: Console) -> None:
         with tempfile.TemporaryDirectory(prefix="fmsdata-demo-") as made:
             run_demo(Path(made), console)
         return
+    if folder.exists() and not (folder / MARK).exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--folder {folder} holds something else than the demo's corpus; give a new folder")
     with console.status("building a corpus from the standard library"):
         write_corpus(folder)
+        (folder / MARK).write_text("The corpus of `fmsdata demo`, which may be made anew at any time.\n")
     config = read_config({**CONFIG, "path": str(folder)})
     data = build_data(config)
 

@@ -167,6 +167,28 @@ def surplus(leads: Mapping[str, int], weights: Mapping[str, float]) -> dict[str,
     return {name: lead - round(time * weights[name]) for name, lead in leads.items()}
 
 
+def expected_tokens(mixture: Mixture, tokens: float) -> dict[str, float]:
+    """How much of so many tokens each source will have given: phase by phase, until one has had its `max_epochs`."""
+    taken = dict.fromkeys(mixture.sources, 0.0)
+    epochs = {name: getattr(stage, "max_epochs", None) for name, stage in mixture.sources.items()}
+    most = {
+        name: math.inf if epochs[name] is None else stage.size().tokens * float(epochs[name] or 0)
+        for name, stage in mixture.sources.items()
+    }
+    done = 0.0
+    while done < tokens:
+        phase = mixture.phase_at(math.floor(done))
+        active = {name: share for name, share in phase.weights.items() if share and taken[name] < most[name]}
+        total = math.fsum(active.values())
+        until = min(tokens, phase.until_tokens or tokens)
+        used_up = {name: done + (most[name] - taken[name]) * total / share for name, share in active.items()}
+        now = min([until, *used_up.values()])
+        for name, share in active.items():
+            taken[name] = most[name] if used_up[name] <= now else taken[name] + (now - done) * share / total
+        done = now
+    return taken
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourceState:
     """Where a source of a mixture stands in a lane."""

@@ -26,7 +26,8 @@ class Schedule:
         steps = [segment.step for segment in history]
         if steps[:1] != [0] or any(later <= earlier for earlier, later in pairwise(steps)):
             raise StateError(
-                f"the run's history is {[list(one) for one in history]}: it must begin at step 0 and go on"
+                f"the run's history is {[list(one) for one in history]}: it does not begin at step 0, so it went on "
+                "from something else, and what was in its steps can't be told"
             )
         if (most := max(segment.world_size for segment in history)) > lanes:
             raise ConfigError(f"world size {most} is more than the {lanes} lanes of this run")

@@ -18,7 +18,7 @@ import numpy as np
 from fmsdata.chunk import BUFFER, DOCUMENT, LENGTH, TAIL, Chunk
 from fmsdata.errors import ConfigError
 from fmsdata.keys import Ints
-from fmsdata.mixture import Mixture
+from fmsdata.mixture import Mixture, expected_tokens
 from fmsdata.stage import Stage, State, below_name, number
 
 if TYPE_CHECKING:
@@ -111,7 +111,10 @@ def _leaves(
 
 
 def _shares_between(mixture: Mixture, begin: float, end: float) -> dict[str, float]:
-    """The weights, on average over the phases between two moments."""
+    """The weights, on average over the phases between two moments, and without sources that have ended."""
+    if any(stage.ends() for stage in mixture.sources.values()) and begin < end:
+        before, after = (expected_tokens(mixture, tokens) for tokens in (begin, end))
+        return {name: (after[name] - before[name]) / (end - begin) for name in mixture.sources}
     ends = [phase.until_tokens for phase in mixture.phases if phase.until_tokens and begin < phase.until_tokens < end]
     if not ends:
         return dict(mixture.phase_at(int(begin)).weights)

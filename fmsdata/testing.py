@@ -125,7 +125,8 @@ def check_exactly_once(
     while not account.is_complete():
         if account.samples > most_samples:
             raise Incomplete(
-                f"after {account.samples} samples there are documents that did not come: {account.missing()}"
+                f"after {account.samples} samples there are documents that did not come: "
+                + ", ".join(f"{'/'.join(one[:2])}#{one[2]} in epoch {epoch}" for epoch, one in account.missing())
             )
         world_size = world_sizes[account.stops % len(world_sizes)]
         loaders = _resumed(make, world_size, states)

@@ -6,6 +6,7 @@ and nothing is written. A document is in one block, and each epoch gives that bl
 lane is read, if any lane at all has come that far.
 """
 
+import copy
 import difflib
 import json
 import re
@@ -105,8 +106,15 @@ class Trace:
             history = continued(history, Segment(self.newest, world_size, whole("batch size", batch_size, least=1)))
         if not history:
             where = "" if checkpoints is None else f" in {checkpoints}"
-            raise ConfigError(f"no complete checkpoint{where} tells on how many ranks the run was: give its world size")
+            raise ConfigError(
+                f"no complete checkpoint{where} tells on how many ranks the run was: give its world size (--world-size)"
+            )
         self.schedule = Schedule(history, data.lanes)
+        if steps and self.schedule.lines(self.newest)[0] != self._first_lane_lines:
+            raise StateError(
+                f"{checkpoints}: the run did not begin at the start of the stream, but went on from another run, or "
+                "counts its steps from a model's; what was in its steps can't be told"
+            )
         self._starts = [] if self._edited else [0]  # the steps at which reading can start
         if not from_start:
             self._starts += sorted(step for step in steps if step >= max(1, self._edited))
@@ -133,7 +141,7 @@ class Trace:
     def documents(self, names: Iterable[str], until: int | None = None) -> list[Found]:
         """When documents, written `source/shard#number`, were seen, before step `until` or the newest checkpoint."""
         if until is None and not self.newest:
-            raise ConfigError("no checkpoint tells how far the run got: give the step to look until")
+            raise ConfigError("no checkpoint tells how far the run got: give the step to look until (--until)")
         until = self.newest if until is None else whole("until", until, least=1)
         self._check(until - 1)
         asked = [self._document(name) for name in names]
@@ -172,6 +180,7 @@ class Trace:
     def _history(self) -> list[Segment]:
         saved, pipeline = self._load(self.newest, [0])
         self._edited = max(pipeline.get("edits", []), default=0)
+        self._first_lane_lines = number(saved.lanes[0], "lines")
         return saved.history
 
     def _check(self, step: int) -> None:
@@ -244,7 +253,9 @@ class Trace:
         block = plan.block_of(reader.counts.shards.index(shard), document)
         found = _Document(source, shard, document, block, plan.blocks, 0, 0)
         lane, place = self._place(found, 0)
-        chunk = reader.open(self._lane(lane).named(source), {"block": place, "document": 0}).read()
+        endless = copy.copy(reader)
+        endless.max_epochs = None
+        chunk = endless.open(self._lane(lane).named(source), {"block": place, "document": 0}).read()
         spans = [span for spans in provenance(chunk) for span in spans if span[:3] == found[:3]]
         return found._replace(start=spans[0].start, stop=spans[0].stop) if spans else found
 

@@ -68,3 +68,25 @@ def test_interrupting_the_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert not list(tmp_path.glob("fmsdata-demo-*"))
+
+
+def test_the_demo_does_not_touch_a_folder_that_is_not_its_own(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    for folder, words in ((mine, "holds something else"), (mine / "notes.txt", "holds something else")):
+        done = run("demo", "--folder", folder)
+        assert done.returncode == 1
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
+    assert sorted(one.name for one in mine.iterdir()) == ["notes.txt"]
+    done = run("demo", "--folder", "/proc/nowhere/demo")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+
+
+def test_a_full_disk_is_one_line(corpus: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([FMSDATA, "schema"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr

@@ -14,9 +14,10 @@ import pytest
 import yaml
 from conftest import CONFIG, documents, write_source
 
-from fmsdata.commands.plan import count_of_tokens, expected_tokens, outlook
+from fmsdata.commands.plan import count_of_tokens, outlook
 from fmsdata.config import build_data, make_loader, read_config
 from fmsdata.errors import ConfigError, FmsdataWarning
+from fmsdata.mixture import expected_tokens
 
 FMSDATA = Path(sys.executable).parent / "fmsdata"
 PHASES: list[Any] = [{"until_tokens": 8000, "weights": {"web": 1}}, {"until_tokens": 20_000}]
@@ -44,11 +45,11 @@ def test_a_plan_tells_the_pipeline_the_mix_and_the_ranks(root: Path) -> None:
     assert [line.strip("│├└─ ").split()[0] for line in lines[1:5]] == ["Shuffle", "Pack", "Delimit", "Mixture"]
     (web,) = (line.split() for line in lines if line.split()[:1] == ["web"])
     assert web[1] == "900"
-    assert "70.000%" in web
-    assert "same stream on      1, 2, 3, 4, 6, 8, 12, 24 ranks" in done.stdout
-    assert "96 tokens on 6 ranks" in done.stdout
+    assert "70.00%" in web
+    assert "same stream  on 1, 2, 3, 4, 6, 8, 12, 24 ranks" in done.stdout
+    assert "each 6 lines on 6 ranks" in done.stdout
     assert "72 samples apart" in done.stdout
-    assert "warning: source 'wiki' is read" in done.stdout
+    assert "warning: read again and again in 100k tokens: 'wiki' (7.1 times)" in done.stdout
 
 
 def test_json_holds_all_that_is_told(root: Path) -> None:
@@ -117,12 +118,48 @@ def test_what_users_should_look_out_for_is_told(root: Path) -> None:
         return "\n".join(outlook(config, build_data(config), tokens, world_size)["warnings"])
 
     assert told(10_000, lanes=4) == ""
-    assert "source 'wiki' is read 38" in told(540_000, lanes=4)
-    assert "source 'wiki' has 200 blocks for 300 lanes" in told(10_000, lanes=300)
+    assert "'wiki' (38.2 times)" in told(540_000, lanes=4)
+    assert "fewer blocks than the 300 lanes: 'wiki' (200 blocks)" in told(10_000, lanes=300)
+    assert "hold 104k tokens, more than an epoch of 'web' (73.1k of 20.4k tokens)" in told(
+        10_000, lanes=24, shuffle__window=256
+    )
     assert "5 ranks don't divide 24 lanes" in told(10_000, world_size=5)
     assert "23 is prime" in told(10_000, lanes=23)
-    assert "'wiki' is not read at all" in told(10_000, sources__wiki__weight=0)
-    assert "'wiki' is used up after 1 epochs" in told(100_000, sources__wiki__max_epochs=1)
+    assert "not read at all: 'wiki' (weight 0)" in told(10_000, sources__wiki__weight=0)
+    late = [{"until_tokens": 10**9, "weights": {"web": 1}}, {"weights": {"wiki": 1}}]
+    assert "not read" not in told(10_000, phases=late)
+    assert "used up: 'wiki' (1.0 times)" in told(100_000, sources__wiki__max_epochs=1)
+
+
+def test_the_steps_are_those_that_a_run_takes(root: Path) -> None:
+    """With BOS and EOS, and a token at each end of a line."""
+    config = read_config(root / "run.yaml", {"documents.bos": 1, "pack.bol": 2, "pack.eol": 3, "lanes": 6})
+    data = build_data(config)
+    stored = steps = 0
+    for batch in make_loader(config, data, rank=0, world_size=1):
+        steps += 1
+        stored += sum(span.stop - span.start for row in batch["provenance"] for span in row)
+        if stored > 20_000:
+            break
+    assert outlook(config, data, stored, 1)["steps"] == pytest.approx(steps, rel=0.03)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_no_number_is_cut_off_in_a_terminal(root: Path, columns: int) -> None:
+    command = f"stty cols {columns}; {FMSDATA} plan {root / 'run.yaml'} --tokens 300B"
+    done = subprocess.run(["script", "-qec", command, "/dev/null"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+    for words in ("900", "70.00%", "210B", "epochs", "blocks"):
+        assert words in done.stdout
+    assert "…" not in done.stdout
+
+
+def test_a_source_of_empty_documents_can_be_planned(tmp_path: Path) -> None:
+    write_source(tmp_path / "web", [[]] * 5)
+    write_source(tmp_path / "wiki", [[10, 11]] * 50)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"path": str(tmp_path), "pack": {"seq_len": 4}, "lanes": 2}))
+    done = run(tmp_path / "run.yaml")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fmsdata
+from fmsdata.errors import FmsdataWarning
 from fmsdata.stats import Pace, Stats
 
 
@@ -397,3 +398,15 @@ def test_the_wanted_share_is_that_of_the_phases_that_were_read(corpus: Path) -> 
     stats = loader.stats()
     assert stats.sources["web"].wanted == pytest.approx(6000 / stats.tokens)
     assert stats.sources["web"].share == pytest.approx(stats.sources["web"].wanted, abs=0.05)
+
+
+def test_the_wanted_share_of_a_source_that_ended_goes_to_the_others(corpus: Path) -> None:
+    sources = {"web": {"weight": 1}, "wiki": {"weight": 1, "max_epochs": 1}}
+    loader = maker(corpus, sources=sources, lanes=4, loader__batch_size=4)(0, 1)
+    with pytest.warns(FmsdataWarning, match="max_epochs"):
+        for _ in islice(loader, 150):
+            pass
+    stats = loader.stats()
+    assert stats.sources["wiki"].share < 0.2
+    for source in stats.sources.values():
+        assert source.share == pytest.approx(source.wanted, abs=0.02)

@@ -538,3 +538,11 @@ def test_what_cannot_be_a_task_is_an_error_that_says_why(told: Any, message: str
     with pytest.raises(ConfigError) as error:
         task_from(told)
     assert message in str(error.value)
+
+
+def test_a_task_of_ones_own_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, corpus: Path) -> None:
+    (tmp_path / "failing_task.py").write_text("def crash(batch):\n    return batch.tokens[99999]\n")
+    monkeypatch.chdir(tmp_path)
+    loader = maker(corpus, task="failing_task:crash")(0, 1)
+    with pytest.raises(fmsdata.StageError, match="task 'failing_task:crash' failed: IndexError: index 99999"):
+        next(iter(loader))

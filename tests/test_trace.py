@@ -460,3 +460,31 @@ def test_a_pipeline_of_ones_own_tells_steps_and_says_where_it_can_look_for_docum
     assert [tuple(one[4:9]) for one in run.step(4, rank=1)] == [tuple(span) for row in batches[4] for span in row]
     with pytest.raises(fmsdata.ConfigError, match="Mixture are ShardReaders"):
         run.documents(["web/part-0.arrow#1"], until=5)
+
+
+def test_a_run_that_did_not_begin_at_the_start_of_its_stream_is_refused(corpus: Path, tmp_path: Path) -> None:
+    """As one is that went on from another run's data and counts its own steps."""
+    for name, first in (("own steps", 0), ("a model's steps", 100)):
+        loader = maker(corpus, loader__batch_size=3)(0, 1)
+        for _ in islice(loader, 8):
+            pass
+        state = loader.state_dict()
+        lanes = {lane: json.dumps({**json.loads(text), "step": first}) for lane, text in state["lanes"].items()}
+        renumbered = {**state, "step": first, "history": [[first, 1, 3]], "lanes": lanes}
+        checkpoint = {"path": str(tmp_path / name), "every": 4}
+        later = maker(corpus, loader__batch_size=3, checkpoint=checkpoint)(0, 1)
+        later.load_state_dict(renumbered)
+        for _ in islice(later, 5):
+            pass
+        with pytest.raises(fmsdata.StateError, match="can't be told"):
+            Trace(data_of(corpus), checkpoints=fmsdata.Checkpoints(str(tmp_path / name)))
+
+
+def test_a_document_beyond_max_epochs_is_not_seen(corpus: Path) -> None:
+    data = data_of(corpus, sources__wiki__max_epochs=0.5)
+    asked = [name for name in names(corpus) if name.startswith("wiki/")]
+    with pytest.warns(fmsdata.FmsdataWarning, match="'wiki' has been read max_epochs times"):
+        found = Trace(data, world_size=2, batch_size=4).documents(asked, until=60)
+    seen = [one for one in found if one.seen]
+    assert 0 < len(seen) < len([one for one in found if one.stop > one.start])
+    assert {piece.epoch for one in seen for piece in one.seen} == {0}

@@ -20,12 +20,12 @@ from fmsdata.commands.common import (
     print_json,
     without_checkpoint,
 )
-from fmsdata.commands.plan import expected_tokens, mixture_of
+from fmsdata.commands.plan import mixture_of
 from fmsdata.config import Config, build_data, make_loader, read_config
 from fmsdata.errors import ConfigError
 from fmsdata.lanes import Rescalable
 from fmsdata.loader import StatefulDataLoader
-from fmsdata.mixture import Mixture
+from fmsdata.mixture import Mixture, expected_tokens
 from fmsdata.reader import ShardReader
 from fmsdata.shuffle import Shuffle
 from fmsdata.stage import Stage, below_name
@@ -131,6 +131,7 @@ class Audit:
             )
         except testing.LawBroken as error:
             report.holds, report.broken = False, f"A law is broken: {error}"
+            report.not_checked.append("All that would have come after that.")
         report.not_checked.append("Laws 3 to 6, and a configuration that is changed between stops.")
         return report
 
@@ -155,6 +156,8 @@ class Audit:
         testing.check_same_stream(make, world_sizes=dividing, samples=samples, progress=progress)
         report.world_sizes, report.compared = [1, *dividing], samples
         report.fields = sorted(testing.row_fields(first))
+        if left_out := sorted(first.keys() - set(report.fields)):
+            report.not_checked.append(f"Fields that have no entry for each row of a batch: {', '.join(left_out)}.")
         report.checked.append(
             f"Law 1, same stream: samples 0 to {samples - 1:,} are the same, bit for bit, at world sizes "
             f"{_listed(report.world_sizes)}, each from the rank that must hand it out. "
@@ -201,7 +204,7 @@ class Audit:
             report.checked.append(
                 "Each was the sample that an unbroken run has there, and all lines of each lane came in turn, none "
                 f"twice. The tokens are the stored ones, of {report.documents:,} documents ({whole:,} came "
-                "whole), and none came twice in an epoch."
+                "whole; one that came in two epochs counts twice), and none came twice in an epoch."
             )
             report.not_checked.append("What comes later in the stream; --epoch checks that every document comes.")
         report.checked.append(

@@ -2,19 +2,20 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from rich.tree import Tree
 
 from fmsdata.commands.common import AsJson, ConfigFile, Overrides, console, parse_overrides, print_json
 from fmsdata.config import build_data, make_task, read_config
 from fmsdata.errors import ConfigError
 from fmsdata.lanes import Rescalable
-from fmsdata.mixture import Mixture
+from fmsdata.mixture import Mixture, expected_tokens
 from fmsdata.plan import BLOCKS_PER_LANE, cut_blocks
 from fmsdata.reader import CHUNK_DOCUMENTS, CHUNK_TOKENS, ShardReader
 from fmsdata.sections import Config
@@ -86,41 +87,20 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
         "world_size": world_size,
         "same_stream_at_world_sizes": [size for size in range(1, data.lanes + 1) if data.lanes % size == 0],
         "tokens": tokens,
+        "lines_per_step": config.loader.batch_size * world_size,
         "tokens_per_step": config.loader.batch_size * world_size * config.pack.seq_len,
-        "steps": tokens / (config.loader.batch_size * world_size * config.pack.seq_len),
+        "steps": _lines(config, sources, line) / (config.loader.batch_size * world_size),
         "sources": sources,
         "phases": [{"until_tokens": phase.until_tokens, "shares": dict(phase.weights)} for phase in mixture.course],
         "lines": {
             "tokens": line,
             "window": config.shuffle.window,
+            "padded": config.pack.mode == "pad",
             "samples_between_neighbouring_lines": _distance(config.shuffle.window) * data.lanes,
         },
         "memory_per_worker_bytes": _memory(config, sources, line, lanes_per_rank),
     }
     return {**report, "warnings": list(_warnings(report, mixture))}
-
-
-def expected_tokens(mixture: Mixture, tokens: int) -> dict[str, float]:
-    """How much of so many tokens each source will have given: phase by phase, until one has had its `max_epochs`."""
-    taken = dict.fromkeys(mixture.sources, 0.0)
-    most = {
-        name: stage.size().tokens * stage.max_epochs
-        if isinstance(stage, ShardReader) and stage.max_epochs is not None
-        else math.inf
-        for name, stage in mixture.sources.items()
-    }
-    done = 0.0
-    while done < tokens:
-        phase = mixture.phase_at(math.floor(done))
-        active = {name: share for name, share in phase.weights.items() if share and taken[name] < most[name]}
-        total = math.fsum(active.values())
-        until = min(tokens, phase.until_tokens or tokens)
-        used_up = {name: done + (most[name] - taken[name]) * total / share for name, share in active.items()}
-        now = min([until, *used_up.values()])
-        for name, share in active.items():
-            taken[name] = most[name] if used_up[name] <= now else taken[name] + (now - done) * share / total
-        done = now
-    return taken
 
 
 def mixture_of(lines: Stage) -> Mixture:
@@ -143,9 +123,17 @@ def _source(reader: ShardReader, mixture: Mixture, lanes: int, taken: float, tok
         "epochs": taken / max(1, size.tokens),
         "max_epochs": reader.max_epochs,
         "blocks": blocks,
-        "mean_document": size.tokens / max(1, size.documents),
+        "mean_document": max(1, size.tokens) / max(1, size.documents),
         "counts": "file" if reader.counts.csv_root else "shards",
     }
+
+
+def _lines(config: Config, sources: Mapping[str, Any], length: int) -> float:
+    """How many lines all that is read fills, with BOS and EOS, and without padding."""
+    documents, pack = config.documents, config.pack
+    inserted = (documents.bos is not None) + (documents.eos is not None)
+    total = sum(one["tokens_read"] * (1 + inserted / one["mean_document"]) for one in sources.values())
+    return float(total / (length - (pack.bol is not None) - (pack.eol is not None)))
 
 
 def _distance(window: int) -> float:
@@ -165,27 +153,39 @@ def _memory(config: Config, sources: Mapping[str, Any], line: int, lanes: int) -
 
 
 def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
-    lanes = report["lanes"]
-    for name, one in report["sources"].items():
-        if not one["share_of_all"]:
-            yield f"source {name!r} is not read at all: its weight is 0"
-        if one["epochs"] > MANY_EPOCHS:
-            yield (
-                f"source {name!r} is read {one['epochs']:,.1f} times in {report['tokens']:,} tokens; "
-                "lower its weight, or give it max_epochs"
-            )
-        if one["max_epochs"] is not None and one["epochs"] >= one["max_epochs"] * 0.999:
-            yield f"source {name!r} is used up after {one['max_epochs']:g} epochs; then the others have its share"
-        if one["blocks"] < lanes:
-            yield (
-                f"source {name!r} has {one['blocks']:,} blocks for {lanes:,} lanes: lanes are in different epochs from "
-                "the start, so its documents come back early; fewer lanes or more documents would help"
-            )
-        elif one["blocks"] < BLOCKS_PER_LANE * lanes / 4:
-            yield (
-                f"source {name!r} has only {one['blocks'] / lanes:.1f} blocks a lane: "
-                "some lanes begin its next epoch well before others end this one"
-            )
+    lanes, tokens, sources = report["lanes"], report["tokens"], report["sources"]
+    planned = lanes * report["lines"]["window"] * report["lines"]["tokens"]
+
+    def those(which: Callable[[str, Any], bool], how: Callable[[Any], str]) -> str:
+        """The sources of which something is true, and how much."""
+        return ", ".join(f"{name!r} ({how(one)})" for name, one in sources.items() if which(name, one))
+
+    def epochs(one: Any) -> str:
+        return f"{one['epochs']:,.1f} times"
+
+    if some := those(lambda name, _: not any(phase.weights[name] for phase in mixture.course), lambda _: "weight 0"):
+        yield f"not read at all: {some}"
+    if some := those(lambda _, one: one["epochs"] > MANY_EPOCHS, epochs):
+        yield f"read again and again in {short(tokens)} tokens: {some}; lower their weights, or give them max_epochs"
+    if some := those(lambda _, one: one["max_epochs"] and one["epochs"] >= 0.999 * one["max_epochs"], epochs):
+        yield f"used up: {some}; from then on the other sources have their share"
+    if some := those(
+        lambda _, one: one["share_of_all"] * planned > one["tokens"] > 0,
+        lambda one: f"{short(one['share_of_all'] * planned)} of {short(one['tokens'])} tokens",
+    ):
+        yield (
+            f"the windows of all lanes hold {short(planned)} tokens, more than an epoch of {some}: documents of "
+            "several epochs are shuffled together; a smaller window or fewer lanes would help"
+        )
+    if some := those(lambda _, one: one["blocks"] < lanes, lambda one: f"{one['blocks']:,} blocks"):
+        yield (
+            f"fewer blocks than the {lanes:,} lanes: {some}; lanes are in different epochs of them from the start, so "
+            "their documents come back early; fewer lanes or more documents would help"
+        )
+    if some := those(
+        lambda _, one: lanes <= one["blocks"] < BLOCKS_PER_LANE * lanes / 4, lambda one: f"{one['blocks'] / lanes:.1f}"
+    ):
+        yield f"few blocks a lane: {some}; some lanes begin the next epoch of them well before others end this one"
     folders = Counter(str(one.path) for one in mixture.sources.values() if isinstance(one, ShardReader))
     for folder, count in folders.items():
         if count > 1:
@@ -196,78 +196,97 @@ def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
             "but the order is another than at the world sizes that do"
         )
     last = max((phase["until_tokens"] or 0 for phase in report["phases"]), default=0)
-    if mixture.phases and last > report["tokens"]:
-        yield f"the last phase begins or ends after {last:,} tokens; this is the outlook for {report['tokens']:,}"
+    if last > tokens:
+        yield f"the last phase begins or ends after {short(last)} tokens; this is the outlook for {short(tokens)}"
     if report["same_stream_at_world_sizes"] == [1, lanes] and lanes > 2:
         yield f"{lanes} is prime: the stream is the same only on 1 and on {lanes} ranks; take 192, 720 or 2520 lanes"
 
 
+def short(number: float) -> str:
+    """A number in few letters.
+
+    >>> short(3_957_854), short(812), short(1.5e12)
+    ('3.96M', '812', '1.5T')
+    """
+    for letter, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 0.9995 * size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.0f}"
+
+
 def _show(report: Mapping[str, Any], data: Rescalable, out: Console) -> None:
-    out.print(_tree(data))
+    out.print(_tree(data), soft_wrap=False)
     out.print()
-    table = Table(title=f"after {report['tokens']:,} tokens", title_justify="left", box=None, header_style="bold")
+    sources = report["sources"]
+    changing = any(abs(one["share"] - one["share_of_all"]) > 1e-6 for one in sources.values())
+    table = Table(title=f"after {short(report['tokens'])} tokens", title_justify="left", box=None, header_style="bold")
+    table.add_column("source", overflow="fold")
     for name in (
-        "source",
         "documents",
         "tokens",
-        "mean length",
-        "share now",
-        "share of all",
-        "tokens read",
+        "mean",
+        "share",
+        *(["of all"] if changing else []),
+        "read",
         "epochs",
         "blocks",
     ):
-        table.add_column(name, justify="left" if name == "source" else "right", no_wrap=True)
-    for name, one in report["sources"].items():
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, one in sources.items():
         table.add_row(
             name,
-            f"{one['documents']:,}",
-            f"{one['tokens']:,}",
-            f"{one['mean_document']:,.0f}",
-            f"{one['share']:.3%}",
-            f"{one['share_of_all']:.3%}",
-            f"{one['tokens_read']:,}",
-            f"{one['epochs']:,.2f}" + ("" if one["max_epochs"] is None else f" of {one['max_epochs']:g}"),
-            f"{one['blocks']:,}",
+            *(short(one[key]) for key in ("documents", "tokens", "mean_document")),
+            f"{one['share']:.2%}",
+            *([f"{one['share_of_all']:.2%}"] if changing else []),
+            short(one["tokens_read"]),
+            (f"{one['epochs']:.2f}" if one["epochs"] < 1000 else short(one["epochs"]))
+            + ("" if one["max_epochs"] is None else f" of {one['max_epochs']:g}"),
+            short(one["blocks"]),
             style="bold red" if one["epochs"] > MANY_EPOCHS else None,
         )
-    out.print(table)
+    out.print(table, soft_wrap=False)
     if len(report["phases"]) > 1:
         _show_phases(report, out)
     out.print()
     sizes = report["same_stream_at_world_sizes"]
     shown = ", ".join(map(str, sizes[:40])) + (f" and {len(sizes) - 40} more" if len(sizes) > 40 else "")
+    lines = report["lines"]
     for name, value in (
         (
-            "same stream on",
-            f"{shown} ranks (any other number up to {report['lanes']:,} loses and repeats nothing either)",
+            "same stream",
+            f"on {shown} ranks; any other number up to {report['lanes']:,} loses and repeats nothing either",
         ),
         (
-            "a step",
-            f"{report['tokens_per_step']:,} tokens on {report['world_size']:,} ranks; {report['steps']:,.0f} steps",
+            "steps",
+            f"{'at least ' if lines['padded'] else 'about '}{report['steps']:,.0f}, "
+            f"each {report['lines_per_step']:,} lines on {report['world_size']:,} ranks",
         ),
         (
-            "neighbouring lines",
-            f"{report['lines']['samples_between_neighbouring_lines']:,.0f} samples apart on average "
-            f"(a window of {report['lines']['window']:,} lines in each of {report['lanes']:,} lanes)",
+            "distance",
+            f"neighbouring lines are {lines['samples_between_neighbouring_lines']:,.0f} samples apart on average "
+            f"(windows of {lines['window']:,} lines in {report['lanes']:,} lanes)",
         ),
-        ("memory", f"up to about {report['memory_per_worker_bytes'] / 1e6:,.0f} MB a worker, beside the mapped shards"),
+        (
+            "memory",
+            f"up to about {math.ceil(report['memory_per_worker_bytes'] / 1e6):,} MB a worker, beside mapped shards",
+        ),
     ):
-        out.print(f"[bold]{name:20}[/]{value}")
+        out.print(f"[bold]{name:13}[/]{value}", soft_wrap=not out.is_terminal)
     for warning in report["warnings"]:
-        out.print(f"[yellow]warning: {warning}[/]")
+        out.print(Text(f"warning: {warning}", "yellow"), soft_wrap=not out.is_terminal)
 
 
 def _show_phases(report: Mapping[str, Any], out: Console) -> None:
     out.print()
-    table = Table(title="phases", title_justify="left", box=None, header_style="bold")
-    table.add_column("until tokens", justify="right", no_wrap=True)
-    for name in report["sources"]:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = Table(title="shares by phase", title_justify="left", box=None, header_style="bold")
+    table.add_column("source", overflow="fold")
     for phase in report["phases"]:
-        until = "the end" if phase["until_tokens"] is None else f"{phase['until_tokens']:,}"
-        table.add_row(until, *(f"{share:.3%}" if share else "-" for share in phase["shares"].values()))
-    out.print(table)
+        until = "to the end" if phase["until_tokens"] is None else f"until {short(phase['until_tokens'])}"
+        table.add_column(until, justify="right", no_wrap=True)
+    for name in report["sources"]:
+        shares = [phase["shares"][name] for phase in report["phases"]]
+        table.add_row(name, *(f"{share:.2%}" if share else "-" for share in shares))
+    out.print(table, soft_wrap=False)
 
 
 def _tree(data: Rescalable) -> Tree:
@@ -280,11 +299,9 @@ def _tree(data: Rescalable) -> Tree:
 def _add(tree: Tree, name: str, stage: Stage) -> None:
     label = f"[bold]{type(stage).__name__}[/]"
     if isinstance(stage, ShardReader):
-        size = stage.size()
-        label += f" {len(stage.counts.shards)} shards, {size.documents:,} documents, {size.tokens:,} tokens"
-        if stage.strip:
-            label += f", strip={list(stage.strip)}"
-        label += f"  [dim]{stage.path}[/]"
+        label += f" shards={len(stage.counts.shards)}"
+        label += f" strip={list(stage.strip)}" if stage.strip else ""
+        label += f" min_length={stage.min_length}" if stage.min_length > 1 else ""
     elif isinstance(stage, Mixture):
         label += f" of {len(stage.sources)}" + (f", {len(stage.phases)} phases" if stage.phases else "")
     else:

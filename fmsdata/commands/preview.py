@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import cycle, groupby, islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -231,7 +231,10 @@ def _decoder(path: Path) -> Decode:
         raise ConfigError(f"{file} is not a tokenizer that the library `tokenizers` can read: {error}") from None
 
     def decode(tokens: Sequence[int]) -> str:
-        text: str = tokenizer.decode(list(tokens), skip_special_tokens=False)
+        text = ""
+        for known, some in groupby(tokens, key=lambda one: tokenizer.id_to_token(one) is not None):
+            ids = list(some)
+            text += tokenizer.decode(ids, skip_special_tokens=False) if known else f"⟨{_as_ids(ids)}⟩"
         return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
     return decode

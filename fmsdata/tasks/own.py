@@ -15,7 +15,7 @@ import torch
 
 from fmsdata.arguments import check_parameters, suggestion, whole
 from fmsdata.batch import Batch
-from fmsdata.errors import ConfigError, StageError
+from fmsdata.errors import ConfigError, FmsdataError, StageError
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,12 @@ class OwnTask:
         return bool(getattr(self._function, "needs_lines", True))
 
     def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
-        fields = self._function(batch, **self.parameters)
+        try:
+            fields = self._function(batch, **self.parameters)
+        except FmsdataError:
+            raise
+        except Exception as error:
+            raise StageError(f"task {self.function!r} failed: {type(error).__name__}: {error}") from error
         if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
             given = f"names {list(fields)}" if isinstance(fields, dict) else f"a {type(fields).__name__}"
             raise StageError(f"task {self.function!r} gave {given}, not a dict of tensors by name")
