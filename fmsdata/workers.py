@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from fmsdata.batch import Batch, Row, check_lengths, gather, padding_of
@@ -231,7 +232,8 @@ class WorkerFeed:
         self._children: list[Any] = []
         self._aborted = False
         # torch would have signals of dying workers raise errors in the middle of whatever the trainer does. It does
-        # not where it is started by a thread, and the trainer learns of them here.
+        # not where it is started by a thread, and the trainer learns of them here. If a loader of the trainer's own
+        # has set torch's handler for these signals, it must not look after these workers.
         if threading.current_thread() is threading.main_thread():
             with ThreadPoolExecutor(1) as thread:
                 thread.submit(self._start, method).result()
@@ -258,6 +260,9 @@ class WorkerFeed:
                 "define functions and classes in a module, or use multiprocessing_context='fork'"
             ) from None
         self._children = [child for child in multiprocessing.active_children() if child not in before]
+        if getattr(self._source, "_worker_pids_set", False):
+            _remove_worker_pids(id(self._source))
+            setattr(self._source, "_worker_pids_set", False)  # noqa: B010
 
     def next(self) -> Taken:
         if not self._batches_left:

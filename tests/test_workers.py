@@ -20,6 +20,7 @@ import psutil
 import pytest
 import torch
 from conftest import CONFIG, documents, maker, write_source
+from torch.utils.data import DataLoader
 
 import fmsdata
 from fmsdata import testing
@@ -203,7 +204,13 @@ def test_a_loader_that_is_dropped_takes_its_workers_with_it(corpus: Path, prefet
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_killed_worker_raises_and_the_loader_goes_on_where_it_was(corpus: Path, method: str, prefetch: int) -> None:
+@pytest.mark.parametrize("beside_another", [False, True])
+def test_a_killed_worker_raises_and_the_loader_goes_on_where_it_was(
+    corpus: Path, method: str, prefetch: int, beside_another: bool
+) -> None:
+    """Also where the trainer has a DataLoader of torch's own, which has errors raised when a worker dies."""
+    if beside_another:
+        assert next(iter(DataLoader(range(3), num_workers=1))) == 0  # type: ignore[arg-type]
     expected = [batch["input_ids"].tolist() for batch in islice(maker(corpus)(0, 1), 400)]
     loader = maker(corpus, loader__num_workers=2, loader__prefetch=prefetch, loader__multiprocessing_context=method)(
         0, 1
