@@ -23,7 +23,9 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    # Plain text in a pipe, wide enough for the commands' first sentences.
+    rich_markup_mode="markdown" if sys.stdout.isatty() else None,
+    context_settings={} if sys.stdout.isatty() else {"terminal_width": 160},
 )
 
 

@@ -89,8 +89,13 @@ def _docstrings(text: str) -> Iterator[str]:
                 yield docstring
 
 
+def _look(console: Console) -> dict[str, Any]:
+    """How tables look: with lines in a terminal, plain in a pipe."""
+    return {"title_justify": "left", **({} if console.is_terminal else {"box": None})}
+
+
 def _show_corpus(data: Any, console: Console) -> None:
-    table = Table(title="The corpus: Python's own standard library, byte by byte", title_justify="left")
+    table = Table(title="The corpus: Python's own standard library, byte by byte", **_look(console))
     for name in ("source", "documents", "tokens", "share of the mix"):
         table.add_column(name, justify="left" if name == "source" else "right")
     mixture = data.lines.below.below.below
@@ -105,21 +110,18 @@ def _show_sample(make: testing.MakeLoader, console: Console) -> None:
     span = batch["provenance"][0][0]
     ids = batch["input_ids"][0].tolist()
     shown = bytes(token - 1 for token in ids[:160] if token != EOS).decode(errors="replace")
-    console.print(
-        Panel(
-            Text(shown + " ..."),
-            title=f"sample 0 starts with {span.source}/{span.shard}, document {span.document}, token {span.start}",
-            title_align="left",
-        )
-    )
+    title = f"sample 0 starts with {span.source}/{span.shard}, document {span.document}, token {span.start}"
+    text = Text(shown + " ...")
+    if console.is_terminal:
+        console.print(Panel(text, title=title, title_align="left"))
+    else:
+        console.print(f"{title}:\n", text, "\n", sep="")
 
 
 def _show_rescaling(make: testing.MakeLoader, console: Console) -> None:
     """Stop and go on at other world sizes; every sample is the one that a single rank would have had in its place."""
     chain = (2, 6, 3, 8)
-    table = Table(
-        title="Stopped and rescaled: each sample against an uninterrupted run on 1 rank", title_justify="left"
-    )
+    table = Table(title="Stopped and rescaled: each sample against an uninterrupted run on 1 rank", **_look(console))
     for name in ("ranks", "samples", "sha256 of the stream", "the same"):
         table.add_column(name)
     batch_size = CONFIG["loader"]["batch_size"]
