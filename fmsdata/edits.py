@@ -18,10 +18,10 @@ from fmsdata.chunk import Chunk
 from fmsdata.delimit import Delimit
 from fmsdata.errors import DataError, StateError
 from fmsdata.map import Filter
-from fmsdata.mixture import Mixture, Phase, SourceState, pack_sources, unpack_sources
+from fmsdata.mixture import Mixture, Phase, down_to_mixture
 from fmsdata.pack import Pack, Run
 from fmsdata.reader import ShardReader
-from fmsdata.rest import Rest, marked_runs, merged
+from fmsdata.rest import Rest, SourceState, marked_runs, merged, pack_sources, unpack_sources
 from fmsdata.shuffle import Shuffle
 from fmsdata.stage import Lane, Stage, State, number, part
 
@@ -52,7 +52,7 @@ def edit_between(saved: State, now: State, lines: Stage, step: int) -> Edit:
     removed, edits = dict(saved.get("removed", {})), list(saved.get("edits", []))
     if _without_folders(saved.get("lines")) == _without_folders(now["lines"]):
         return Edit([], _pipeline(now, removed, edits), lambda _, state: state)
-    new = _down_to_mixture(lines)
+    new = down_to_mixture(lines)
     was, told = _described(saved.get("lines"), len(new)), _described(now["lines"], len(new))
     _require_editable(saved.get("lines"), now["lines"], new, was)
     mixture: Any = new[-1]
@@ -64,7 +64,7 @@ def edit_between(saved: State, now: State, lines: Stage, step: int) -> Edit:
         old = _old_stage(stage, description, old)
     away = {name: one for name, one in children.items() if name not in mixture.sources}
     changes = [*_changes_above(was[:-1], told[:-1]), *_changes_of_mix(was[-1], told[-1], removed)]
-    return Edit(changes, _pipeline(now, away, [*edits, step]), _Recut(_down_to_mixture(old), new))
+    return Edit(changes, _pipeline(now, away, [*edits, step]), _Recut(down_to_mixture(old), new))
 
 
 class _Recut:
@@ -163,14 +163,6 @@ class _Origin(NamedTuple):
 
 def _pipeline(now: State, removed: State, edits: list[int]) -> State:
     return {**now, **({"removed": removed} if removed else {}), **({"edits": edits} if edits else {})}
-
-
-def _down_to_mixture(lines: Stage) -> list[Stage]:
-    """The stages from the top down to the outermost mixture, or to where there is none below."""
-    stages = [lines]
-    while not isinstance(stages[-1], Mixture) and "below" in stages[-1].children():
-        stages.append(stages[-1].children()["below"])
-    return stages
 
 
 def _described(lines: Any, depth: int) -> list[State]:

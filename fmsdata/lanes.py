@@ -10,6 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
@@ -62,6 +63,10 @@ class Rescalable(IterableDataset[Item]):
             )
         return range(rank, self.lanes, world_size)
 
+    def lane(self, index: int, shards: Recent[ArrowShard], mapped: Mapped) -> Lane:
+        """One of the lanes, as its iterators know it. Lanes that are read together share the files that are open."""
+        return Lane(index=index, count=self.lanes, seed=self.seed, shards=shards, mapped=mapped)
+
     def start(
         self,
         lanes: Iterable[int],
@@ -80,9 +85,7 @@ class Rescalable(IterableDataset[Item]):
 
         def converted(lane: int, state: State) -> State:
             try:
-                return edit.convert(
-                    Lane(index=lane, count=self.lanes, seed=self.seed, shards=shards, mapped=mapped, marks=True), state
-                )
+                return edit.convert(replace(self.lane(lane, shards, mapped), marks=True), state)
             except (StateError, KeyError, TypeError, IndexError, ValueError) as error:
                 raise StateError(f"the state of lane {lane} can't be used: {error}") from None
 
@@ -246,7 +249,7 @@ class Lanes:
         self._running = {
             lane: _RunningLane(
                 data,
-                Lane(index=lane, count=data.lanes, seed=data.seed, shards=shards, mapped=mapped, reading=reading),
+                replace(data.lane(lane, shards, mapped), reading=reading),
                 None if states is None else states[lane],
             )
             for lane in lanes

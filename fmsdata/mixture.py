@@ -9,7 +9,6 @@ What a source has given is counted against its share as `lead`. When a phase end
 the share so far: what follows is held against the new weights, and nobody catches up for the past.
 """
 
-import json
 import math
 import warnings
 from bisect import bisect_right
@@ -25,8 +24,8 @@ from fmsdata.chunk import Chunk
 from fmsdata.errors import ConfigError, FmsdataWarning, StateError
 from fmsdata.keys import Ints, key_of, offsets
 from fmsdata.permutation import Permutation
-from fmsdata.rest import Rest, WithRest
-from fmsdata.stage import Exhausted, Lane, Stage, StageIterator, State, below_name, number, part, whole_number
+from fmsdata.rest import Rest, SourceState, WithRest, pack_sources, unpack_sources
+from fmsdata.stage import Exhausted, Lane, Stage, StageIterator, State, below_name
 
 LARGEST_WEIGHT = 1e30
 
@@ -124,6 +123,14 @@ class Mixture(Stage):
         return False
 
 
+def down_to_mixture(lines: Stage) -> list[Stage]:
+    """The stages from the top down to the outermost mixture, or to where there is none below."""
+    stages = [lines]
+    while not isinstance(stages[-1], Mixture) and "below" in stages[-1].children():
+        stages.append(stages[-1].children()["below"])
+    return stages
+
+
 def check_weights(sources: Mapping[str, object], weights: Mapping[str, Any]) -> None:
     """Raise unless every source has a weight, at least one of them above zero, and nothing else has one."""
     if not isinstance(sources, Mapping) or not isinstance(weights, Mapping):
@@ -187,48 +194,6 @@ def expected_tokens(mixture: Mixture, tokens: float) -> dict[str, float]:
             taken[name] = most[name] if used_up[name] <= now else taken[name] + (now - done) * share / total
         done = now
     return taken
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceState:
-    """Where a source of a mixture stands in a lane."""
-
-    taken: int = 0  # tokens
-    shift: int = 0  # its lead is that much more than it has given: less, after weights changed
-    rest: Rest | None = None
-    below: State | None = None
-
-
-def pack_sources(sources: Mapping[str, SourceState]) -> State:
-    """The state of a mixture. What few lanes have, after an edit, is one text, so that it costs the others nothing."""
-    edited = {
-        name: {"shift": one.shift, "rest": None if one.rest is None else one.rest.plain()}
-        for name, one in sources.items()
-        if one.shift or one.rest
-    }
-    return {
-        "sources": {name: {"taken": one.taken, "below": one.below} for name, one in sources.items()},
-        "edited": json.dumps(edited, separators=(",", ":")) if edited else "",
-    }
-
-
-def unpack_sources(state: State) -> dict[str, SourceState]:
-    """The reverse."""
-    try:
-        edited = dict(json.loads(state["edited"])) if state["edited"] else {}
-    except (KeyError, TypeError, ValueError):
-        raise StateError(f"'edited' is {state.get('edited')!r}: the state is torn or was edited by hand") from None
-    sources = {}
-    for name in part(state, "sources") or {}:
-        mine = part(part(state, "sources"), name)
-        more = part(edited, name) if name in edited else None
-        sources[name] = SourceState(
-            taken=number(mine, "taken"),
-            shift=whole_number(more, "shift"),
-            rest=Rest.read(more["rest"]) if more else None,
-            below=part(mine, "below"),
-        )
-    return sources
 
 
 class _Feed:

@@ -5,6 +5,8 @@ came from: each source first gives its rest, and then goes on. A rest is a place
 which runs of tokens from there on are still to be given: no tokens, and nothing that depends on the old mix.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -14,7 +16,7 @@ from fmsdata.chunk import BEGINS, CONTINUED, DOCUMENT, LENGTH, POSITION, TAIL, U
 from fmsdata.errors import StateError
 from fmsdata.keys import Ints, offsets
 from fmsdata.pack import Run
-from fmsdata.stage import Lane, Stage, State
+from fmsdata.stage import Lane, Stage, State, number, part, whole_number
 
 Runs: TypeAlias = list[tuple[int, int]]  # from which token up to which, in order, apart from each other
 
@@ -52,6 +54,48 @@ class Rest:
         """What is left of it behind a place."""
         runs = [(max(begin, place), end) for begin, end in self.runs if end > place]
         return replace(self, runs=runs) if runs else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceState:
+    """Where a source of a mixture stands in a lane."""
+
+    taken: int = 0  # tokens
+    shift: int = 0  # its lead is that much more than it has given: less, after weights changed
+    rest: Rest | None = None
+    below: State | None = None
+
+
+def pack_sources(sources: Mapping[str, SourceState]) -> State:
+    """The state of a mixture. What few lanes have, after an edit, is one text, so that it costs the others nothing."""
+    edited = {
+        name: {"shift": one.shift, "rest": None if one.rest is None else one.rest.plain()}
+        for name, one in sources.items()
+        if one.shift or one.rest
+    }
+    return {
+        "sources": {name: {"taken": one.taken, "below": one.below} for name, one in sources.items()},
+        "edited": json.dumps(edited, separators=(",", ":")) if edited else "",
+    }
+
+
+def unpack_sources(state: State) -> dict[str, SourceState]:
+    """The reverse."""
+    try:
+        edited = dict(json.loads(state["edited"])) if state["edited"] else {}
+    except (KeyError, TypeError, ValueError):
+        raise StateError(f"'edited' is {state.get('edited')!r}: the state is torn or was edited by hand") from None
+    sources = {}
+    for name in part(state, "sources") or {}:
+        mine = part(part(state, "sources"), name)
+        more = part(edited, name) if name in edited else None
+        sources[name] = SourceState(
+            taken=number(mine, "taken"),
+            shift=whole_number(more, "shift"),
+            rest=Rest.read(more["rest"]) if more else None,
+            below=part(mine, "below"),
+        )
+    return sources
 
 
 class WithRest:

@@ -87,15 +87,15 @@ class Tallies:
 
 def source_sizes(stage: Stage) -> dict[str, int]:
     """All sources of a pipeline by their full names, in order, and the tokens of one epoch of each."""
-    return {name: leaf.size().tokens for name, leaf, _ in sorted(_leaves(stage), key=lambda leaf: leaf[0])}
+    return {name: leaf.size().tokens for name, leaf, _ in sorted(leaves(stage), key=lambda leaf: leaf[0])}
 
 
 def wanted_shares(data: "Rescalable", begin: float, end: float) -> dict[str, float]:
     """The share that each source should have of the tokens between two moments of the run, counted in tokens."""
-    return {name: share for name, _, share in _leaves(data.lines, begin, end)}
+    return {name: share for name, _, share in leaves(data.lines, begin, end)}
 
 
-def _leaves(
+def leaves(
     stage: Stage, begin: float = 0, end: float = 0, source: str = "", share: float = 1.0
 ) -> Iterator[tuple[str, Stage, float]]:
     """The stages that everything comes from, with their full names and their shares of the mix."""
@@ -105,9 +105,9 @@ def _leaves(
     shares = _shares_between(stage, begin * share, end * share) if isinstance(stage, Mixture) else None
     for name, child in children.items():
         if shares is not None:
-            yield from _leaves(child, begin, end, below_name(source, name), share * shares[name])
+            yield from leaves(child, begin, end, below_name(source, name), share * shares[name])
         else:
-            yield from _leaves(child, begin, end, source, share if len(children) == 1 else math.nan)
+            yield from leaves(child, begin, end, source, share if len(children) == 1 else math.nan)
 
 
 def _shares_between(mixture: Mixture, begin: float, end: float) -> dict[str, float]:

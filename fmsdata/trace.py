@@ -24,7 +24,7 @@ from fmsdata.checkpoint import Checkpoints
 from fmsdata.chunk import DOCUMENT, Chunk, epochs, provenance
 from fmsdata.errors import CheckpointError, ConfigError, StateError
 from fmsdata.lanes import Rescalable, Resumed
-from fmsdata.mixture import Mixture
+from fmsdata.mixture import Mixture, down_to_mixture
 from fmsdata.plan import cut_blocks, place_of
 from fmsdata.reader import ShardReader
 from fmsdata.readers import ArrowShard
@@ -225,8 +225,7 @@ class Trace:
         return dict(saved.lanes)
 
     def _lane(self, lane: int) -> Lane:
-        data = self.data
-        return Lane(index=lane, count=data.lanes, seed=data.seed, shards=self._shards, mapped=self._mapped)
+        return self.data.lane(lane, self._shards, self._mapped)
 
     def _read(self, opened: "_OpenLane", stop: int, done: int, lanes: int) -> Iterator[tuple[int, Chunk]]:
         """The chunks of a lane until a line, each with the number of its first line."""
@@ -361,9 +360,7 @@ def _blocks(state: State | None) -> dict[str, int]:
 
 def _readers(data: Rescalable) -> dict[str, ShardReader]:
     """The sources, where they are shards that a mixture is made of."""
-    stage = data.lines
-    while not isinstance(stage, Mixture) and len(stage.children()) == 1:
-        (stage,) = stage.children().values()
+    stage = down_to_mixture(data.lines)[-1]
     readers = {name: one for name, one in stage.children().items() if isinstance(one, ShardReader)}
     if not isinstance(stage, Mixture) or len(readers) < len(stage.sources):
         raise ConfigError("documents can be looked for where the sources of the one Mixture are ShardReaders")

@@ -25,10 +25,11 @@ from fmsdata.config import Config, build_data, make_loader, read_config
 from fmsdata.errors import ConfigError
 from fmsdata.lanes import Rescalable
 from fmsdata.loader import StatefulDataLoader
-from fmsdata.mixture import Mixture, expected_tokens
+from fmsdata.mixture import expected_tokens
 from fmsdata.reader import ShardReader
 from fmsdata.shuffle import Shuffle
-from fmsdata.stage import Stage, below_name
+from fmsdata.stage import Stage
+from fmsdata.stats import leaves
 from fmsdata.tasks import CausalLM
 
 LEAST_SAMPLES, MOST_SAMPLES = 2_000, 10_000  # without being asked for others; in between, two windows of each lane
@@ -244,7 +245,7 @@ class Audit:
 
     def _epoch_samples(self) -> int:
         """About as many samples as it takes until the source that takes longest had an epoch."""
-        mixture = mixture_of(self.data.lines)
+        mixture = mixture_of(self.data)
         sizes = {name: stage.size().tokens for name, stage in mixture.sources.items()}
         tokens = sum(sizes.values())
         while late := [name for name, taken in expected_tokens(mixture, tokens).items() if taken < 0.999 * sizes[name]]:
@@ -299,14 +300,9 @@ def _chosen(given: str | None, lanes: int) -> list[int]:
     return chosen if len(chosen) > 1 else chosen * 2
 
 
-def _readers(stage: Stage, source: str = "") -> dict[str, ShardReader]:
+def _readers(lines: Stage) -> dict[str, ShardReader]:
     """The readers below a stage, by the full names of their sources."""
-    if isinstance(stage, ShardReader):
-        return {source or stage.name: stage}
-    found: dict[str, ShardReader] = {}
-    for name, below in stage.children().items():
-        found |= _readers(below, below_name(source, name) if isinstance(stage, Mixture) else source)
-    return found
+    return {name: leaf for name, leaf, _ in leaves(lines) if isinstance(leaf, ShardReader)}
 
 
 def _window(stage: Stage) -> int:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -15,7 +15,7 @@ from fmsdata.commands.common import AsJson, ConfigFile, Overrides, console, pars
 from fmsdata.config import build_data, make_task, read_config
 from fmsdata.errors import ConfigError
 from fmsdata.lanes import Rescalable
-from fmsdata.mixture import Mixture, expected_tokens
+from fmsdata.mixture import Mixture, down_to_mixture, expected_tokens
 from fmsdata.plan import BLOCKS_PER_LANE, cut_blocks
 from fmsdata.reader import CHUNK_DOCUMENTS, CHUNK_TOKENS, ShardReader
 from fmsdata.sections import Config
@@ -73,7 +73,7 @@ def count_of_tokens(text: str) -> int:
 
 def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: int) -> dict[str, Any]:
     """What a run will do, as plain data."""
-    mixture = mixture_of(data.lines)
+    mixture = mixture_of(data)
     readers: dict[str, Any] = dict(mixture.sources)
     tokens = tokens or sum(reader.size().tokens for reader in readers.values())
     taken = expected_tokens(mixture, tokens)
@@ -103,11 +103,9 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
     return {**report, "warnings": list(_warnings(report, mixture))}
 
 
-def mixture_of(lines: Stage) -> Mixture:
+def mixture_of(data: Rescalable) -> Mixture:
     """The mixture in a pipeline that was made of a configuration."""
-    while not isinstance(lines, Mixture):
-        lines = lines.children()["below"]
-    return lines
+    return cast(Mixture, down_to_mixture(data.lines)[-1])
 
 
 def _source(reader: ShardReader, mixture: Mixture, lanes: int, taken: float, tokens: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from fmsdata.commands.common import (
     print_json,
     without_checkpoint,
 )
-from fmsdata.config import build_data, make_loader, read_config
+from fmsdata.config import build_data, make_task, read_config
 from fmsdata.errors import ConfigError
 from fmsdata.loader import StatefulDataLoader
 from fmsdata.tasks import IGNORED, Task
@@ -61,9 +61,13 @@ def preview(
     decode = _as_ids if tokenizer is None else _decoder(tokenizer)
     told = read_config(config, {**without_checkpoint(parse_overrides(overrides)), **READING})
     data = build_data(told)
-    task = make_loader(told, data, rank=rank, world_size=world_size).task
     loader = StatefulDataLoader(
-        data, batch_size=told.loader.batch_size, task=_Look(task), prefetch=0, rank=rank, world_size=world_size
+        data,
+        batch_size=told.loader.batch_size,
+        task=_Look(make_task(told)),
+        prefetch=0,
+        rank=rank,
+        world_size=world_size,
     )
     report = [_batch(step, fields, loader, rows) for step, fields in enumerate(islice(loader, batches))]
     if as_json:
