@@ -91,9 +91,7 @@ class Careless(fmsdata.Stage):
     """Draws random numbers that are not keyed."""
 
     def transform(self, item: fmsdata.Item, key: int) -> Iterable[fmsdata.Item]:  # noqa: ARG002
-        tokens = item.tokens.astype(np.int64)
-        tokens[os.urandom(1)[0] % len(tokens)] = 9
-        return [item.replace(tokens)]
+        return [item.replace(np.frombuffer(os.urandom(len(item)), np.uint8).astype(np.int64))]
 
 
 class Forgetful(fmsdata.Stage):
