@@ -17,6 +17,10 @@ class CountsError(DataError):
     """Counts that disagree with the files they describe."""
 
 
+class StorageError(DataError):
+    """A filesystem that does not give what was asked of it."""
+
+
 class StateError(FmsdataError):
     """A saved state that does not belong to this run."""
 
