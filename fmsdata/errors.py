@@ -21,6 +21,14 @@ class StorageError(DataError):
     """A filesystem that does not give what was asked of it."""
 
 
+class MissingError(StorageError):
+    """A file or a folder that is not there."""
+
+
+class DeniedError(StorageError):
+    """What these credentials may not do."""
+
+
 class StateError(FmsdataError):
     """A saved state that does not belong to this run."""
 

@@ -1,10 +1,8 @@
-"""Files and folders: the only module that touches them. Shards are mapped into memory, never read whole.
-
-For now shards are local; checkpoints go to any filesystem that fsspec knows.
+"""Files and folders on a local disk: shards are mapped into memory, never read whole. And folders of small files, such
+as checkpoints, on any filesystem that fsspec knows.
 """
 
 import os
-import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,27 +14,17 @@ import fsspec
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
-from fmsdata.errors import ConfigError, DataError, FmsdataError
+from fmsdata.atomic import write_whole
+from fmsdata.connection import Connection
+from fmsdata.errors import ConfigError, DataError, FmsdataError, StorageError
 
 Opened = TypeVar("Opened")
 SMALL = 1 << 16
 
 
-def local_path(path: str | os.PathLike[str]) -> Path:
-    """The path as a local one, or an error if it is a URL of something else.
-
-    >>> local_path("file:///data/web")
-    PosixPath('/data/web')
-    """
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise ConfigError(f"path is {path!r}; it must be the path of a folder")
-    text = os.fspath(path)
-    protocol, separator, rest = text.partition("://")
-    if not separator:
-        return Path(text)
-    if protocol in ("file", "local"):
-        return Path(rest)
-    raise ConfigError(f"path {text!r}: {protocol}:// is not available yet; use a local folder or a mounted one")
+def is_local(url: str) -> bool:
+    """Whether a path or URL is that of a local file or folder."""
+    return fsspec.utils.get_protocol(url) in ("file", "local")
 
 
 def same_kind(one: str, other: str) -> bool:
@@ -130,109 +118,122 @@ class Folder:
     ) -> None:
         if not isinstance(url, str | os.PathLike) or not os.fspath(url):
             raise ConfigError(f"path is {url!r}; it must be the path of a folder")
-        self._url, self._error = os.fspath(url).rstrip("/"), error
-        try:
-            self._files, self._root = fsspec.core.url_to_fs(os.fspath(url), **options)
-        except (ValueError, ImportError, TypeError) as cause:
-            raise ConfigError(f"path {self._url!r} can't be used: {cause}") from None
-        self._local = isinstance(self._files, LocalFileSystem)
+        text = os.fspath(url)
+        self._url, self.storage_options, self._error = text.rstrip("/"), dict(options), error
+        self._files = _LocalFiles(text) if is_local(text) else _RemoteFiles(text, self.storage_options)
 
     def __str__(self) -> str:
         return self._url
 
     def folders(self) -> list[str]:
         """The names of the folders in it."""
-        return sorted(name for name, size in self._list("").items() if size is None)
+        with self._told("can't be listed"):
+            return sorted(name for name, size in self._files.list("").items() if size is None)
 
     def files(self, folder: str) -> dict[str, int]:
         """The files in a folder of it, and their sizes. Hidden ones, which may be unfinished, are left out."""
-        listed = self._list(folder)
+        with self._told(f"{folder}: can't be listed"):
+            listed = self._files.list(folder)
         return {name: size for name, size in listed.items() if size is not None and not name.startswith(".")}
-
-    def _list(self, folder: str) -> dict[str, int | None]:
-        path = f"{self._root}/{folder}".rstrip("/")
-        with self._told(f"{folder}: can't be listed"), suppress(FileNotFoundError):
-            if self._local:
-                return _list_local(path)
-            entries = self._files.ls(path, detail=True, refresh=True)
-            return {
-                one["name"].rstrip("/").rpartition("/")[2]: None if one["type"] == "directory" else one["size"]
-                for one in entries
-                if one["name"].rstrip("/") != path
-            }
-        return {}
 
     def read(self, name: str) -> bytes:
         with self._told(f"{name}: can't be read"):
-            return bytes(self._files.cat_file(f"{self._root}/{name}"))
+            return self._files.read(name)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file, whole or not at all. On object stores that is what writing does."""
-        path = f"{self._root}/{name}"
+        """Write a file, whole or not at all."""
         with self._told(f"{name}: can't be written"):
-            if self._local:
-                _write_whole(Path(path), data)
-                return
-            try:
-                self._files.pipe_file(path, data)
-            except FileNotFoundError:  # object stores have no folders, others do
-                self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
-                self._files.pipe_file(path, data)
+            self._files.write(name, data)
 
     def remove_file(self, name: str) -> None:
         """Remove a file. What another process has removed already is no matter."""
-        with self._told(f"{name}: can't be removed"), suppress(FileNotFoundError):
-            self._files.rm_file(f"{self._root}/{name}")
+        with self._told(f"{name}: can't be removed"):
+            self._files.remove_file(name)
 
     def remove(self, folder: str, first: str) -> None:
         """Remove a folder, one file of it first. What another process has removed already is no matter."""
-        path = f"{self._root}/{folder}"
         with self._told(f"{folder}: can't be removed"):
-            for name in sorted(self._list(folder), key=lambda name: (name != first, name)):
-                with suppress(FileNotFoundError):
-                    self._files.rm(f"{path}/{name}", recursive=True)
-            with suppress(FileNotFoundError, OSError):
-                self._files.rmdir(path)
+            self._files.remove(folder, first)
 
     @contextmanager
     def _told(self, what: str) -> Iterator[None]:
         try:
             yield
-        except FmsdataError:
-            raise
-        except Exception as cause:  # every filesystem has errors of its own
-            reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-            raise self._error(f"{self._url}/{what}: {reason}") from cause
+        except StorageError as cause:  # it names the file already
+            raise self._error(str(cause)) from None
+        except OSError as cause:
+            raise self._error(f"{self._url}/{what}: {cause.strerror or cause}") from cause
 
 
-def _list_local(folder: str) -> dict[str, int | None]:
-    """Other processes may write and remove files meanwhile: what is gone when it is looked at was not there."""
-    found: dict[str, int | None] = {}
-    for entry in os.scandir(folder):
+class _LocalFiles:
+    """What a folder does with local files."""
+
+    def __init__(self, path: str) -> None:
+        self._root = Path(LocalFileSystem._strip_protocol(path))
+
+    def list(self, folder: str) -> dict[str, int | None]:
+        """Other processes may write and remove files meanwhile: what is gone when it is looked at was not there."""
+        found: dict[str, int | None] = {}
         with suppress(FileNotFoundError):
-            found[entry.name] = None if entry.is_dir() else entry.stat().st_size
-    return found
+            for entry in os.scandir(self._root / folder):
+                with suppress(FileNotFoundError):
+                    found[entry.name] = None if entry.is_dir() else entry.stat().st_size
+        return found
 
+    def read(self, name: str) -> bytes:
+        return (self._root / name).read_bytes()
 
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write a file under another name, and give it its own when all of it is on the disk.
+    def write(self, name: str, data: bytes) -> None:
+        write_whole(self._root / name, data)
 
-    The other name is used by nobody else: several processes may write the same file.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
-    try:
-        with unfinished.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except BaseException:
+    def remove_file(self, name: str) -> None:
+        (self._root / name).unlink(missing_ok=True)
+
+    def remove(self, folder: str, first: str) -> None:
+        for name, size in sorted(self.list(folder).items(), key=lambda one: (one[0] != first, one[0])):
+            if size is None:
+                self.remove(f"{folder}/{name}", first)
+            else:
+                self.remove_file(f"{folder}/{name}")
         with suppress(OSError):
-            unfinished.unlink()
-        raise
+            (self._root / folder).rmdir()
+
+
+class _RemoteFiles:
+    """The same through a connection. Object stores have no folders: they end with the last file in them."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self._url, self._options = url, options
+        self._root = self._connection.path(url).rstrip("/")
+
+    @property
+    def _connection(self) -> Connection:
+        return Connection.to(self._url, self._options)  # of this process: there may have been a fork
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}".rstrip("/")
+
+    def list(self, folder: str) -> dict[str, int | None]:
+        connection = self._connection
+        listed = connection.run(connection.list(self._path(folder), recursive=False))
+        return {**dict.fromkeys(listed.folders), **{entry.name: entry.size for entry in listed.files}}
+
+    def read(self, name: str) -> bytes:
+        connection = self._connection
+        return connection.run(connection.read_all(self._path(name)))
+
+    def write(self, name: str, data: bytes) -> None:
+        connection = self._connection
+        connection.run(connection.write(self._path(name), data))
+
+    def remove_file(self, name: str) -> None:
+        connection = self._connection
+        connection.run(connection.remove(self._path(name)))
+
+    def remove(self, folder: str, first: str) -> None:
+        """File by file: not every object store can remove many at once."""
+        connection = self._connection
+        files = connection.run(connection.list(self._path(folder))).files
+        for entry in sorted(files, key=lambda entry: (entry.name != first, entry.name)):
+            connection.run(connection.remove(self._path(f"{folder}/{entry.name}")))
+        connection.run(connection.remove_folder(self._path(folder)))
