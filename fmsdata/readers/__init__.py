@@ -3,12 +3,23 @@
 from pathlib import Path
 
 from fmsdata.readers.arrow import ArrowShard
-from fmsdata.readers.base import Block, Tokens
+from fmsdata.readers.base import Block, StoredTokens, Tokens
+from fmsdata.readers.ranges import Layout, Reading, read_layout
 from fmsdata.storage import Mapped, map_file
 
 SUFFIXES = (".arrow",)
 
-__all__ = ["SUFFIXES", "ArrowShard", "Block", "Tokens", "open_shard"]
+__all__ = [
+    "SUFFIXES",
+    "ArrowShard",
+    "Block",
+    "Layout",
+    "Reading",
+    "StoredTokens",
+    "Tokens",
+    "open_shard",
+    "read_layout",
+]
 
 
 def open_shard(path: Path, column: str | None = None, mapped: Mapped | None = None) -> ArrowShard:

@@ -5,10 +5,14 @@ need. Arrow describes its messages in flatbuffers; `Table` reads the little of t
 """
 
 import struct
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from fmsdata.errors import DataError
 from fmsdata.keys import Ints
 
 MAGIC = b"ARROW1"
@@ -16,11 +20,39 @@ CONTINUATION = 0xFFFFFFFF
 RECORD_BATCH = 3
 BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("padding", "<i4"), ("body", "<i8")])
 TEMPLATES = 8  # kinds of metadata to remember; a writer has two or three
+HEADS = 4  # beginnings of messages to remember
 PREFIX = 8  # the continuation marker and the metadata's size
+END = 10  # the footer's size and the magic, behind the footer
+NO_END = "the end-of-stream marker is missing"
 
 
 class Truncated(Exception):
     """The bytes do not make up a whole Arrow file."""
+
+
+DAMAGE = (struct.error, IndexError, ValueError, OverflowError, OSError, Truncated, pa.ArrowException)
+NOT_WHOLE = "not a whole Arrow IPC file, it is truncated or of another kind"
+
+
+class Guarded:
+    """Whatever damaged bytes make other code raise is an error that names the file.
+
+    >>> with Guarded("a.arrow"):
+    ...     raise Truncated("no end")
+    Traceback (most recent call last):
+    ...
+    fmsdata.errors.DataError: a.arrow: the file is damaged (no end); write it again or remove it
+    """
+
+    def __init__(self, name: str, what: str = "the file is damaged") -> None:
+        self._name, self._what = name, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        if isinstance(error, DAMAGE):
+            raise DataError(f"{self._name}: {self._what} ({error}); write it again or remove it") from None
 
 
 class Table:
@@ -45,6 +77,10 @@ class Table:
         (offset,) = struct.unpack_from("<H", self._data, self._slots + slot)
         return self._position + offset if offset else 0
 
+    def lies_before(self, place: int) -> bool:
+        """Whether all that tells where the fields are is in front of a place."""
+        return self._position + 4 <= place and bool(self._slots + self._end <= place)
+
     def number(self, field: int, form: str = "<q") -> int:
         position = self.position(field)
         return int(struct.unpack_from(form, self._data, position)[0]) if position else 0
@@ -65,119 +101,220 @@ def read_framing(buffer: pa.Buffer) -> tuple[pa.Schema, Ints]:
     """The schema, and per record batch the offset, the size of its metadata and the size of its body."""
     data = memoryview(buffer)
     if data[:6] == MAGIC:
-        messages = _from_footer(data)
+        messages, _ = read_footer(data[len(data) - footer_size(data, len(data)) :])
         schema = pa.ipc.open_file(buffer).schema
-    elif len(data) >= PREFIX and struct.unpack_from("<I", data)[0] == CONTINUATION:
-        messages = _from_stream(data)
-        schema = pa.ipc.open_stream(buffer).schema
     else:
-        raise Truncated("it does not start as an Arrow file does" if len(data) else "it is empty")
-    if len(messages) and (messages.min() < 0 or int(messages.sum(axis=1).max()) > len(data)):
-        raise Truncated("record batches lie beyond its end")
+        require_stream(data)
+        walked = Walker().walk(data)
+        if not walked.ended:
+            raise Truncated(NO_END)
+        messages = walked.messages
+        schema = pa.ipc.open_stream(buffer).schema
+    require_inside(messages, len(data))
     return schema, messages
 
 
-def _from_footer(data: memoryview) -> Ints:
-    if len(data) < 18 or data[-6:] != MAGIC:
+def require_stream(data: memoryview) -> None:
+    """Raise if this is not how a stream starts."""
+    if len(data) < PREFIX or struct.unpack_from("<I", data)[0] != CONTINUATION:
+        raise Truncated("it does not start as an Arrow file does" if len(data) else "it is empty")
+
+
+def require_inside(messages: Ints, size: int) -> None:
+    """Raise if some record batches are not inside a file of this size."""
+    offset, metadata, body = messages.T
+    if messages.min(initial=0) < 0 or (offset > size).any() or (body > size - offset - metadata).any():
+        raise Truncated("record batches lie beyond its end")
+    if (short := metadata < PREFIX).any():
+        raise Truncated(f"no record batch at byte {offset[short][0]}")
+
+
+def moved(messages: Ints, by: int) -> Ints:
+    """The same record batches at other offsets."""
+    copy = messages.copy()
+    copy[:, 0] += by
+    return copy
+
+
+def footer_size(tail: memoryview, size: int) -> int:
+    """How many bytes it is from the footer to the end, as the end of a file of this size tells."""
+    if size < 18 or tail[-len(MAGIC) :] != MAGIC:
         raise Truncated("the end is missing")
-    (size,) = struct.unpack_from("<i", data, len(data) - 10)
-    footer = Table.root(data, len(data) - 10 - size)
-    start, count = footer.vector(3)
-    blocks = np.frombuffer(data, BLOCK, count, start) if count else np.empty(0, BLOCK)
+    footer = int(struct.unpack_from("<i", tail, len(tail) - END)[0])
+    if not 0 < footer <= size - END:
+        raise Truncated(f"its footer can't have {footer} bytes")
+    return footer + END
+
+
+def read_footer(footer: memoryview) -> tuple[Ints, int]:
+    """The record batches that a footer lists, and where in it that list is."""
+    start, count = Table.root(footer, 0).vector(3)
+    return listed_messages(footer[start : start + count * BLOCK.itemsize], count), start
+
+
+def listed_messages(data: memoryview, count: int) -> Ints:
+    """Record batches as a part of the footer's list has them."""
+    blocks = np.frombuffer(data, BLOCK, count) if count else np.empty(0, BLOCK)
     return np.stack([blocks[name].astype(np.int64) for name in ("offset", "metadata", "body")], axis=1)
 
 
-def _from_stream(data: memoryview) -> Ints:
-    messages: list[tuple[int, int, int]] = []
-    offset = 0
-    while True:
-        if offset + PREFIX > len(data):
-            raise Truncated("the end-of-stream marker is missing")
-        marker, size = struct.unpack_from("<Ii", data, offset)
-        if marker != CONTINUATION or size < 0:
-            raise Truncated(f"no message at byte {offset}")
-        if size == 0:
-            return np.array(messages, np.int64).reshape(-1, 3)
-        message = Table.root(data, offset + PREFIX)
-        body = message.number(3)
-        if message.number(1, "<B") not in (1, 2, 3) or body < 0:
-            raise Truncated(f"no message at byte {offset}")
-        if message.number(1, "<B") == RECORD_BATCH:
-            messages.append((offset, PREFIX + size, body))
-        offset += PREFIX + size + body
+class Walked(NamedTuple):
+    """What there is in some bytes."""
+
+    messages: Ints  # the record batches, as `read_framing` gives them
+    position: int  # where the next message is
+    ended: bool  # whether that is the end of the stream
+
+
+class Walker:
+    """Goes from message to message where one lies behind the other.
+
+    Messages of one writer begin alike, up to the number that is the size of the body. So one of them is taken
+    apart, and of those that begin like it only that number is read.
+    """
+
+    def __init__(self) -> None:
+        self._heads: list[tuple[Callable[[memoryview, int], tuple[Any, ...]], bytes, int]] = []
+
+    def walk(self, data: memoryview, position: int = 0, base: int = 0) -> Walked:
+        """The record batches from a position on whose metadata is all there. `base` is the data's place in the file."""
+        offset: list[int] = []
+        metadata: list[int] = []
+        bodies: list[int] = []
+        while True:
+            for unpack, head, size in self._heads:
+                last = len(data) - size
+                while position <= last:
+                    start, body = unpack(data, position)
+                    if start != head or body < 0:
+                        break
+                    offset.append(position)
+                    bodies.append(body)
+                    position += size + body
+                metadata += [size] * (len(offset) - len(metadata))
+            if position + PREFIX > len(data):
+                return Walked(_table(offset, metadata, bodies), position, ended=False)
+            marker, length = struct.unpack_from("<Ii", data, position)
+            if marker != CONTINUATION or length < 0:
+                raise Truncated(f"no message at byte {base + position}")
+            size = PREFIX + length
+            if length == 0 or position + size > len(data):
+                return Walked(_table(offset, metadata, bodies), position, ended=length == 0)
+            kind, body = self._take_apart(data[position : position + size])
+            if kind not in (1, 2, 3) or body < 0:
+                raise Truncated(f"no message at byte {base + position}")
+            if kind == RECORD_BATCH:
+                offset.append(position)
+                metadata.append(size)
+                bodies.append(body)
+            position += size + body
+
+    def _take_apart(self, metadata: memoryview) -> tuple[int, int]:
+        """Which kind of message it is, and how many bytes follow it."""
+        message = Table.root(metadata, PREFIX)
+        kind, body, place = message.number(1, "<B"), message.number(3), message.position(3)
+        if kind == RECORD_BATCH and message.position(1) < place and message.lies_before(place):
+            head = (struct.Struct(f"<{place}sq").unpack_from, bytes(metadata[:place]), len(metadata))
+            self._heads = [head, *self._heads][:HEADS]
+        return kind, body
+
+
+def _table(*columns: list[int]) -> Ints:
+    return np.stack([np.array(column, np.int64) for column in columns], axis=1)
+
+
+class Shape(NamedTuple):
+    """What the record batches of a file have in common."""
+
+    nodes: int
+    buffers: int
+    compressed: bool
 
 
 class Metadata:
-    """The numbers in the metadata of a file's record batches.
+    """Reads the numbers in the metadata of record batches.
 
     The metadata of record batches of one writer differs in a few numbers only. So one batch is taken apart,
     the others are compared with it word by word, and their numbers are picked from the same words. What looks
     different (empty batches do) is the next to be taken apart.
     """
 
-    def __init__(self, buffer: pa.Buffer, messages: Ints) -> None:
-        self._data = memoryview(buffer)
-        self._messages = messages
-        self._words = np.frombuffer(self._data, np.int64, buffer.size // 8)
+    def __init__(self) -> None:
         self._templates: list[_Template] = []
-        self._shape = (0, 0, False)
-        if len(messages):
-            self._shape = self._learn(messages[0]).shape
 
-    @property
-    def compressed(self) -> bool:
-        return self._shape[2]
-
-    def read(self, begin: int, end: int) -> tuple[Ints, Ints]:
-        """For each batch: per node its length and nulls; per buffer its first byte in the file and its size."""
-        messages = self._messages[begin:end]
-        nodes, buffers, _ = self._shape
-        numbers = np.empty((end - begin, 2 * (nodes + buffers)), np.int64)
-        rest = np.arange(end - begin)
+    def shape(self, data: memoryview, messages: Ints, base: int = 0) -> Shape:
+        """The shape of the first of some record batches."""
+        words = _words(data)
         for template in self._templates:
-            rest = template.read(self._words, messages, rest, numbers)
-        while len(rest):
-            template = self._learn(messages[rest[0]])
-            if template.shape != self._shape:
-                raise Truncated(f"the record batch at byte {messages[rest[0], 0]} has other columns or compression")
-            numbers[rest[0]] = template.first
-            rest = template.read(self._words, messages, rest[1:], numbers)
-        pairs = numbers.reshape(end - begin, -1, 2)
-        if numbers.min(initial=0) < 0 or (pairs[:, nodes:, 0] > messages[:, 2:] - pairs[:, nodes:, 1]).any():
-            raise Truncated("buffers lie outside their record batch")
-        pairs[:, nodes:, 0] += messages[:, :1] + messages[:, 1:2]
-        return pairs[:, :nodes], pairs[:, nodes:]
+            if not len(template.read(words, messages[:1], np.zeros(1, np.int64), template.empty(1))):
+                return template.shape
+        return self._learn(data, words, messages[0], base).shape
 
-    def _learn(self, message: Ints) -> "_Template":
-        template = _Template(self._data, self._words, *message[:2].tolist())
+    def read(self, data: memoryview, messages: Ints, shape: Shape, base: int = 0) -> tuple[Ints, Ints]:
+        """For each batch: per node its length and nulls; per buffer its first byte in the data and its size.
+
+        All of them must have the shape. `base` is where in the file the data begins.
+        """
+        words = _words(data)
+        numbers = np.empty((len(messages), 2 * (shape.nodes + shape.buffers)), np.int64)
+        rest = np.arange(len(messages))
+        for template in self._templates:
+            if template.shape == shape:
+                rest = template.read(words, messages, rest, numbers)
+        while len(rest):
+            template = self._learn(data, words, messages[rest[0]], base)
+            if template.shape != shape:
+                where = base + int(messages[rest[0], 0])
+                raise Truncated(f"the record batch at byte {where} has other columns or compression")
+            numbers[rest[0]] = template.first
+            rest = template.read(words, messages, rest[1:], numbers)
+        pairs = numbers.reshape(len(messages), -1, 2)
+        nodes, buffers = pairs[:, : shape.nodes], pairs[:, shape.nodes :]
+        if numbers.min(initial=0) < 0 or (buffers[:, :, 0] > messages[:, 2:] - buffers[:, :, 1]).any():
+            raise Truncated("buffers lie outside their record batch")
+        buffers[:, :, 0] += messages[:, :1] + messages[:, 1:2]
+        return nodes, buffers
+
+    def _learn(self, data: memoryview, words: Ints, message: Ints, base: int) -> "_Template":
+        offset, size, _ = message.tolist()
+        template = _Template(data, words, offset, size, base)
         if len(self._templates) < TEMPLATES:
             self._templates.append(template)
         return template
 
 
+def _words(data: memoryview) -> Ints:
+    return np.frombuffer(data, np.int64, len(data) // 8)
+
+
 class _Template:
     """One record batch's metadata, taken apart: where it keeps its numbers, and all that is not a number."""
 
-    def __init__(self, data: memoryview, words: Ints, offset: int, size: int) -> None:
-        marker, length = struct.unpack_from("<Ii", data, offset)
-        message = Table.root(data, offset + PREFIX)
+    def __init__(self, data: memoryview, words: Ints, offset: int, size: int, base: int) -> None:
+        metadata = data[offset : offset + size]
+        marker, length = struct.unpack_from("<Ii", metadata)
+        message = Table.root(metadata, PREFIX)
         if marker != CONTINUATION or length + PREFIX != size or message.number(1, "<B") != RECORD_BATCH:
-            raise Truncated(f"no record batch at byte {offset}")
+            raise Truncated(f"no record batch at byte {base + offset}")
         batch = message.table(2)
         both = batch.vector(1), batch.vector(2)
-        self.shape = (both[0][1], both[1][1], bool(batch.position(3)))
-        self.first = [n for start, count in both for n in struct.unpack_from(f"<{2 * count}q", data, start)]
+        self.shape = Shape(both[0][1], both[1][1], bool(batch.position(3)))
+        self.first = [n for start, count in both for n in struct.unpack_from(f"<{2 * count}q", metadata, start)]
         single = [position for position in (message.position(3), batch.position(0)) if position]
         places = single + [start + 8 * i for start, count in both for i in range(2 * count)]
         if batch.number(0) != self.first[0]:
-            raise Truncated(f"a column of the record batch at byte {offset} is shorter than it")
-        self._rows = [(position - offset) // 8 for position in (batch.position(0),) if position]
+            raise Truncated(f"a column of the record batch at byte {base + offset} is shorter than it")
+        self._rows = [position // 8 for position in (batch.position(0),) if position]
         aligned = size % 8 == 0 and not any(place % 8 for place in [offset, *places])
         self._size = size if aligned else -1  # -1: no other is like it
-        numbers = [(place - offset) // 8 for place in places]
+        numbers = [place // 8 for place in places]
         self._numbers = np.array(numbers[len(single) :], np.int64)
         self._fixed = np.setdiff1d(np.arange(size // 8), numbers)
-        self._text = words[offset // 8 : (offset + size) // 8][self._fixed] if aligned else words[:0]
+        self._text = words[offset // 8 : (offset + size) // 8][self._fixed] if aligned else np.empty(0, np.int64)
+
+    def empty(self, count: int) -> Ints:
+        """Room for the numbers of this many record batches."""
+        return np.empty((count, 2 * (self.shape.nodes + self.shape.buffers)), np.int64)
 
     def read(self, words: Ints, messages: Ints, some: Ints, numbers: Ints) -> Ints:
         """Fill in the numbers of those of some record batches that are like this one, and tell which are not."""

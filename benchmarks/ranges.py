@@ -1,0 +1,71 @@
+"""Megabytes of tokens per second that one core decodes from fetched ranges, and from the same file mapped.
+
+    python benchmarks/ranges.py [--tokens 4194304]
+
+Blocks of 2^18 tokens, as the reader cuts them. The bytes are at hand, so this is what a worker pays per block on top
+of fetching it: finding the documents in the bytes. Both take turns in one process, and for each
+block the best of all rounds counts, because timings on shared machines are noisy.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fmsdata.prepare import Layout, write_shard
+from fmsdata.reader import BLOCK_TOKENS
+from fmsdata.readers import open_shard
+from fmsdata.readers.ranges import FetchedBlock, read_from, read_layout
+from fmsdata.readers.ranges import Layout as Ranges
+
+
+def seconds(read: Callable[[int, int], Any], bounds: list[int]) -> list[float]:
+    """How long each block takes."""
+    found = []
+    for first, stop in pairwise(bounds):
+        start = time.perf_counter()
+        read(first, stop)
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def read_block(data: bytes, layout: Ranges, first: int, stop: int) -> FetchedBlock:
+    return read_from(data, layout.block(first, stop))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=1 << 22)
+    parser.add_argument("--rounds", type=int, default=20)
+    args = parser.parse_args()
+    rng = np.random.default_rng(0)
+    layouts: tuple[Layout, ...] = ("batch", "list")
+    print("layout  type    document   ranges MB/s (us a block)   mapped MB/s (us a block)")
+    for layout in layouts:
+        for dtype in (np.uint16, np.int32):
+            for mean in (100, 1000, 10_000):
+                lengths = np.maximum(1, rng.exponential(mean, args.tokens // mean)).astype(int)
+                with tempfile.TemporaryDirectory() as folder:
+                    path = Path(folder) / "part-0.arrow"
+                    write_shard(path, (np.arange(n) % 50_000 for n in lengths), dtype=dtype, layout=layout)
+                    data = path.read_bytes()
+                    mapped = open_shard(path)
+                per_block = max(1, BLOCK_TOKENS // mean)
+                bounds = [*range(0, len(lengths), per_block), len(lengths)]
+                ranges = read_from(data, read_layout("part-0.arrow", len(data), None, bounds))
+                fetched = partial(read_block, data, ranges)
+                both = [(seconds(fetched, bounds), seconds(mapped.read, bounds)) for _ in range(args.rounds)]
+                best = np.array(both).min(axis=0).sum(axis=1).tolist()
+                size = int(lengths.sum()) * np.dtype(dtype).itemsize / 1e6
+                figures = [f"{size / one:10.0f} ({one / (len(bounds) - 1) * 1e6:.0f})" for one in best]
+                print(f"{layout:7} {np.dtype(dtype).name:7} {mean:8} {figures[0]:>26} {figures[1]:>26}")
+
+
+if __name__ == "__main__":
+    main()

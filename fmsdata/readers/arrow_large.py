@@ -1,0 +1,334 @@
+"""Large Arrow files as byte ranges: layouts of which only the part is read that a block needs.
+
+In a run on a thousand ranks each of them reads a block or two of a file, but would read the whole layout of it. The
+footer lists the record batches, 24 bytes each: where each is a document, that is more than a block has. So only its
+part of that list is read with a block. Where record batches have many documents, their metadata tells how many,
+each its own. Writers give all but the last the same number; if that agrees with the counts, it is taken to
+be so, and every record batch is held against it when it is read.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from fmsdata.errors import DataError
+from fmsdata.keys import Ints, offsets
+from fmsdata.readers.arrow import Batches
+from fmsdata.readers.base import Data, FetchedBlock, Layout, Piece, Range, Reading
+from fmsdata.readers.column import TokenColumn
+from fmsdata.readers.framing import (
+    BLOCK,
+    MAGIC,
+    NOT_WHOLE,
+    PREFIX,
+    Guarded,
+    Metadata,
+    Table,
+    Truncated,
+    listed_messages,
+    moved,
+    require_inside,
+)
+
+HEAD = 1 << 12  # bytes read at the start of a file
+ROOT = 1 << 9  # bytes of a footer that tell where in it things are
+LARGEST = 8 << 20  # bytes of a file in one range, where all of it is read
+WASTE = 32  # a batch is read whole if at most this part of it is not needed
+
+
+def _schema(name: str, size: int, head: memoryview, place: int) -> Reading[pa.Schema]:
+    """The schema, from the message that a file or stream starts with."""
+    with Guarded(name, NOT_WHOLE):
+        length = PREFIX + int(np.frombuffer(head[4:8], "<i4")[0])
+        if not PREFIX < length <= size - place:
+            raise Truncated("its schema is missing")
+    if length > len(head):
+        (more,) = yield [Range(place, place + length)]
+        head = memoryview(more)
+    with Guarded(name, NOT_WHOLE):
+        return pa.ipc.read_schema(pa.py_buffer(bytes(head[:length])))
+
+
+def documents_layout(name: str, size: int, column: str | None, footer: int) -> Reading[Layout | None]:
+    """The layout of a file whose record batches are documents, with so many bytes from the footer to the end."""
+    begin = size - footer
+    root, head = yield [Range(begin, min(begin + ROOT, size)), Range(0, min(size, HEAD))]
+    with Guarded(name, NOT_WHOLE):
+        if bytes(head[: len(MAGIC)]) != MAGIC:
+            raise Truncated("it does not start as an Arrow file does")
+        place, count = Table.root(memoryview(root), 0).vector(3)
+        if not 0 < place <= footer - count * BLOCK.itemsize:
+            raise Truncated("its footer is damaged")
+    schema = yield from _schema(name, size, memoryview(head)[8:], 8)
+    found = TokenColumn(schema, column, name)
+    return None if found.listed else _Documents(found, _Listed(name, size, begin + place, count))
+
+
+class _Listed:
+    """The list of record batches in a footer, which is read part by part."""
+
+    nbytes = 100
+
+    def __init__(self, name: str, size: int, place: int, count: int) -> None:
+        self._name, self._size, self._place, self.count = name, size, place, count
+
+    def read(self, first: int, stop: int) -> Reading[Ints]:
+        parts: list[Ints] = []
+        for begin, end in pairwise([*range(first, stop, LARGEST // BLOCK.itemsize), stop]):
+            (data,) = yield [Range(*(self._place + one * BLOCK.itemsize for one in (begin, end)))]
+            with Guarded(self._name, NOT_WHOLE):
+                parts.append(listed_messages(memoryview(data), end - begin))
+                require_inside(parts[-1], self._size)
+        return np.concatenate(parts) if parts else np.empty((0, 3), np.int64)
+
+
+class _Documents:
+    """The layout of a file in which each record batch is a document."""
+
+    def __init__(self, column: TokenColumn, batches: _Listed) -> None:
+        self._column, self._batches, self._metadata = column, batches, Metadata()
+        self.documents = batches.count
+        self.known_tokens: int | None = None if batches.count else 0
+        self.nbytes = 2000
+
+    def block(self, first: int, stop: int) -> Reading[FetchedBlock]:
+        messages = yield from self._batches.read(first, stop)
+        with Guarded(self._column.name):
+            start, behind = _span(messages)
+        (data,) = yield [Range(start, behind)]
+        return _decoded(self._column, self._metadata, data, moved(messages, -start), start, stop - first)
+
+    def tokens(self) -> Reading[int]:
+        total = 0
+        for first in range(0, self.documents, 1 << 16):
+            messages = yield from self._batches.read(first, min(first + (1 << 16), self.documents))
+            for some in _runs(messages):
+                start = int(some[0, 0])
+                (data,) = yield [Range(start, int(some[-1, 0] + some[-1, 1]))]  # of the last, the metadata will do
+                nodes, _ = _numbers(self._column, self._metadata, memoryview(data), moved(some, -start), start)
+                total += int(nodes[:, self._column.node, 0].sum())
+        return total
+
+
+def _span(messages: Ints) -> tuple[int, int]:
+    """The first byte of some record batches, and the one behind the last; they must lie in order."""
+    ends = messages.sum(axis=1)
+    if (messages[1:, 0] < ends[:-1]).any():
+        raise Truncated("its record batches are not in order")
+    start = int(messages[0, 0])
+    return start - start % 8, int(ends[-1])
+
+
+def _runs(messages: Ints) -> Iterator[Ints]:
+    """Record batches in runs that are not too large to be read at once."""
+    first = 0
+    for i in range(1, len(messages) + 1):
+        if i == len(messages) or int(messages[i, :2].sum() - messages[first, 0]) > LARGEST:
+            yield messages[first:i]
+            first = i
+
+
+def _numbers(column: TokenColumn, metadata: Metadata, data: memoryview, messages: Ints, base: int) -> tuple[Ints, Ints]:
+    """What the metadata of record batches says, which all must be in the data."""
+    with Guarded(column.name):
+        shape = metadata.shape(data, messages, base)
+        column.require(shape)
+        return metadata.read(data, messages, shape, base)
+
+
+def _decoded(
+    column: TokenColumn,
+    metadata: Metadata,
+    data: Data,
+    messages: Ints,
+    base: int,
+    count: int,
+    first: int = 0,
+    documents: int | None = None,
+) -> FetchedBlock:
+    """Some documents of whole record batches that were fetched together, and have so many documents."""
+    batches = Batches(column, metadata, pa.py_buffer(data), messages, base)
+    with Guarded(column.name):
+        if batches.documents != (count if documents is None else documents):
+            raise Truncated(f"it has {batches.documents} documents where there should be {documents or count}")
+    block = batches.read(first, first + count)
+    plain = len(block.arrays) == 1 and block.arrays[0] is batches.whole
+    pieces = [Piece(one, base if plain and base % one.dtype.itemsize == 0 else None) for one in block.arrays]
+    return FetchedBlock(pieces, block.array, block.start, block.length)
+
+
+class _Batch(NamedTuple):
+    """A record batch with many documents, as its metadata tells."""
+
+    rows: int
+    plain: bool
+    table: tuple[int, int]  # where in the file the list offsets are, and how many bytes
+    values: tuple[int, int]
+
+
+def _batch(column: TokenColumn, metadata: Metadata, data: memoryview, message: Ints) -> _Batch:
+    """Of a record batch whose metadata, at least, is at hand."""
+    base, size, body = message.tolist()
+    head = np.array([[0, size, body]])
+    with Guarded(column.name):
+        shape = metadata.shape(data, head, base)
+        column.require(shape)
+        nodes, buffers = metadata.read(data, head, shape, base)
+        plain = bool(column.are_plain(nodes, shape)[0])
+        column.row_tokens(nodes, buffers, np.array([plain]))
+        rows = int(nodes[0, column.node, 0])
+        buffers[:, :, 0] += base
+        places = buffers[0].tolist()
+        table = values = (0, 0)
+        if plain:
+            values = tuple(places[column.values])
+            if column.fixed_size is None and rows:
+                table = tuple(places[column.table])
+                column.require_table(*table, rows)
+    return _Batch(rows, plain, table, values)
+
+
+def _heads(column: TokenColumn, metadata: Metadata, messages: Ints) -> Reading[list[_Batch]]:
+    """What the metadata of some record batches tells."""
+    data = yield [Range(offset, offset + size) for offset, size, _ in messages.tolist()]
+    return [_batch(column, metadata, memoryview(one), message) for one, message in zip(data, messages, strict=True)]
+
+
+def rows_layout(column: TokenColumn, messages: Ints, documents: int) -> Reading[Layout | None]:
+    """The layout of a file of lists, if its record batches seem to have the same number of rows, all but the last."""
+    metadata = Metadata()
+    first, last = yield from _heads(column, metadata, messages[[0, -1]])
+    if documents != (len(messages) - 1) * first.rows + last.rows or not 0 < last.rows <= first.rows:
+        return None
+    rows = np.full(len(messages), first.rows)
+    rows[-1] = last.rows
+    return _Rows(column, metadata, messages, rows)
+
+
+class _Rows:
+    """The layout of a file whose record batches have many documents each."""
+
+    def __init__(self, column: TokenColumn, metadata: Metadata, messages: Ints, rows: Ints) -> None:
+        self._column, self._metadata, self._messages = column, metadata, messages
+        self._batches: dict[int, _Batch] = {}  # those that were asked so far
+        self._first_row: list[int] = offsets(rows).tolist()
+        self.documents = self._first_row[-1]
+        self.known_tokens: int | None = None
+        self.nbytes = messages.nbytes + (8 + 300) * len(rows) + 2000
+
+    def block(self, first: int, stop: int) -> Reading[FetchedBlock]:
+        begin, end = bisect_right(self._first_row, first) - 1, bisect_left(self._first_row, stop)
+        parts = [(batch, *self._rows_of(batch, first, stop)) for batch in range(begin, end)]
+        parts = [one for one in parts if one[1] < one[2]]
+        if self._are_needed(begin, end, stop - first):
+            return (yield from self._whole(begin, end, first, stop))
+        batches, tables = yield from self._tables(parts)
+        if not all(batch.plain for batch in batches):
+            return (yield from self._whole(begin, end, first, stop))
+        column, item = self._column, self._column.dtype.itemsize
+        wanted: list[Range] = []
+        starts: list[Ints] = []
+        lengths: list[Ints] = []
+        with Guarded(column.name):
+            for ends, batch in zip(tables, batches, strict=True):
+                place, size = batch.values
+                _, length = column.rows(ends, place, size)
+                wanted.append(Range(place + ends.item(0) * item, place + ends.item(-1) * item))
+                starts.append(ends[:-1] - ends[0])
+                lengths.append(length)
+        data = yield wanted
+        pieces = [Piece(np.frombuffer(one, column.dtype), where.start) for one, where in zip(data, wanted, strict=True)]
+        array = np.repeat(np.arange(len(pieces)), [len(one) for one in starts])
+        return FetchedBlock(pieces, array, np.concatenate(starts), np.concatenate(lengths))
+
+    def _rows_of(self, batch: int, first: int, stop: int) -> tuple[int, int]:
+        """Which of some documents are in a record batch, counted from its first."""
+        low, high = self._first_row[batch], self._first_row[batch + 1]
+        return max(first, low) - low, min(stop, high) - low
+
+    def _are_needed(self, begin: int, end: int, count: int) -> bool:
+        """Whether (nearly) all of some record batches is needed for so many of their rows."""
+        rows = self._first_row[end] - self._first_row[begin]
+        return (rows - count) * WASTE <= rows and len(self._column.schema.names) == 1
+
+    def _whole(self, begin: int, end: int, first: int, stop: int) -> Reading[FetchedBlock]:
+        """Read whole record batches."""
+        messages = self._messages[begin:end]
+        with Guarded(self._column.name):
+            start, behind = _span(messages)
+        (data,) = yield [Range(start, behind)]
+        block = _decoded(
+            self._column,
+            self._metadata,
+            data,
+            moved(messages, -start),
+            start,
+            stop - first,
+            first - self._first_row[begin],
+            self._first_row[end] - self._first_row[begin],
+        )
+        return block
+
+    def _tables(self, parts: list[tuple[int, int, int]]) -> Reading[tuple[list[_Batch], list[Ints]]]:
+        """The record batches, and of each the list offsets of some rows and behind the last."""
+        guesses = {part: self._guess(*part) for part in parts if part[0] not in self._batches}
+        known = {part: self._table_range(*part) for part in parts if part[0] in self._batches}
+        asked = [one for guess in guesses.values() for one in guess] + list(known.values())
+        data = iter((yield asked))
+        found: dict[tuple[int, int, int], Data] = {}
+        for part, guess in guesses.items():
+            got = [next(data) for _ in guess]
+            self._learn(part[0], memoryview(got[0]))
+            where = known[part] = self._table_range(*part)
+            if guess[-1].start <= where.start and where.stop <= guess[-1].stop:
+                found[part] = got[-1][where.start - guess[-1].start : where.stop - guess[-1].start]
+        found |= {part: next(data) for part in known if part not in guesses}
+        missing = [part for part in parts if part not in found]  # seldom: they are not right behind the metadata
+        if missing:
+            found |= dict(zip(missing, (yield [known[part] for part in missing]), strict=True))
+        return [self._batches[batch] for batch, _, _ in parts], [self._ends(found[part], part) for part in parts]
+
+    def _learn(self, batch: int, data: memoryview) -> None:
+        """What the metadata of a record batch tells, which was not asked before."""
+        found = _batch(self._column, self._metadata, data, self._messages[batch])
+        rows = self._first_row[batch + 1] - self._first_row[batch]
+        if found.rows != rows:
+            raise DataError(
+                f"{self._column.name}: a record batch has {found.rows} rows where the first and the last "
+                f"let expect {rows}; write the file again, with the same number of rows in all but the last"
+            )
+        self._batches[batch] = found
+
+    def _guess(self, batch: int, row: int, behind: int) -> list[Range]:
+        """The metadata of a record batch, and the list offsets of some rows where they most often are: behind it."""
+        offset, metadata, body = self._messages[batch].tolist()
+        item, rows = self._column.ends.itemsize, self._first_row[batch + 1] - self._first_row[batch]
+        head = offset + metadata
+        if self._column.fixed_size is not None or (rows + 1) * item > body:
+            return [Range(offset, head)]
+        table = Range(head + row * item, head + (behind + 1) * item)
+        near = row * item * WASTE <= body * (behind - row) // rows
+        return [Range(offset, table.stop)] if near else [Range(offset, head), table]
+
+    def _table_range(self, batch: int, row: int, behind: int) -> Range:
+        found, item = self._batches[batch], self._column.ends.itemsize
+        if not found.plain or self._column.fixed_size is not None:
+            return Range(0, 0)
+        return Range(found.table[0] + row * item, found.table[0] + (behind + 1) * item)
+
+    def _ends(self, table: Data, part: tuple[int, int, int]) -> Ints:
+        if self._column.fixed_size is not None:
+            return np.arange(part[1], part[2] + 1) * self._column.fixed_size
+        return np.frombuffer(table, self._column.ends).astype(np.int64)
+
+    def tokens(self) -> Reading[int]:
+        total = 0
+        for first, stop in pairwise(self._first_row):
+            if first < stop:
+                block = yield from self.block(first, stop)
+                total += int(block.length.sum())
+        return total

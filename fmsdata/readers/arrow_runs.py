@@ -1,0 +1,157 @@
+"""Blocks of a remote Arrow file that are many record batches: each is a document, or they are small.
+
+A block is one range of the file, which is walked from message to message. What is kept of the file is where the
+blocks are, not where every record batch is.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from fmsdata.keys import Ints, offsets
+from fmsdata.readers.arrow import Batches
+from fmsdata.readers.arrow_scan import WINDOW, Scan
+from fmsdata.readers.base import FetchedBlock, Piece, Range, Reading
+from fmsdata.readers.framing import BLOCK, Guarded, Shape, Truncated, listed_messages, moved, require_inside
+
+WASTE = 32  # at most one in so many bytes is fetched without need
+OWN = 4096  # bytes that a layout takes apart from its numbers, roughly
+
+# What is kept of a bound. Of the block that begins there: its first record batch, that one's first byte and first
+# document, and the gaps in front of it. Of the block that ends there: the record batch behind its last, where
+# its last ends, and the gaps in front of that.
+DOCUMENT, BEGIN, START, ROW, GAPS, END, STOP, LAST_GAPS = range(8)
+
+
+class Runs:
+    """Blocks that are whole record batches, one behind the other.
+
+    `footer` is where in the file the list of record batches is; a stream has none.
+    """
+
+    def __init__(
+        self, scan: Scan, messages: Ints, first_row: Ints, bounds: Ints, footer: int | None, tokens: int | None
+    ) -> None:
+        self.documents = int(first_row[-1])
+        self.known_tokens: int | None = (tokens if scan.column.listed else None) if len(messages) else 0
+        self._scan = scan
+        self._footer = footer
+        self._batches = len(messages)
+        self._tokens = tokens
+        self._bounds = find_bounds(messages, first_row, bounds)
+        self.nbytes = OWN + self._bounds.nbytes
+
+    def block(self, first: int, stop: int) -> Reading[FetchedBlock]:
+        begins, ends = (self._bound(document) for document in (first, stop))
+        begin, end, start, row = begins[BEGIN], ends[END], begins[START], begins[ROW]
+        if self._footer is not None and begins[GAPS] != ends[LAST_GAPS]:
+            return (yield from self._with_gaps(self._footer, begin, end))
+        asked = Range(start & -8, ends[STOP])
+        (data,) = yield [asked]
+        view = memoryview(data)
+        with Guarded(self._scan.column.name):
+            walked = self._scan.walker.walk(view, start - asked.start, asked.start)
+            if len(walked.messages) != end - begin or walked.position != len(view):
+                raise Truncated(f"from byte {start} on are not the {end - begin} record batches that should be there")
+        return read_batches(self._scan, asked.start, view, walked.messages, first - row, stop - row)
+
+    def tokens(self) -> Reading[int]:
+        column = self._scan.column
+        if self._tokens is not None:
+            return self._tokens
+        if self._footer is None:
+            raise column.null_tokens()  # else they were counted with the documents
+        count = TokenCount(self._scan)
+        for begin in range(0, self._batches, WINDOW // BLOCK.itemsize):
+            end = min(begin + WINDOW // BLOCK.itemsize, self._batches)
+            messages = yield from self._listed(self._footer, begin, end)
+            yield from self._scan.listed(messages, count.add)
+        if count.nulls:
+            raise column.null_tokens()
+        return count.tokens
+
+    def _bound(self, document: int) -> list[int]:
+        found: list[int] = self._bounds[np.searchsorted(self._bounds[:-1, DOCUMENT], document)].tolist()
+        if found[DOCUMENT] != document:
+            raise ValueError(f"document {document} is not one of the bounds that the layout was read for")
+        return found
+
+    def _with_gaps(self, footer: int, begin: int, end: int) -> Reading[FetchedBlock]:
+        """Record batches between which something else lies, or which are in another order, as the footer lists them."""
+        messages = yield from self._listed(footer, begin, end)
+        gap = messages[1:, 0] - messages[:-1].sum(axis=1)
+        runs = np.split(messages, np.flatnonzero((gap < 0) | (gap * WASTE > messages[:-1, 2])) + 1)
+        asked = [Range(int(run[0, 0]) & -8, int(run[-1].sum())) for run in runs]
+        with Guarded(self._scan.column.name):
+            if sum(stop - start for start, stop in asked) > self._scan.size:
+                raise Truncated("record batches lie on top of each other")
+        fetched = yield asked
+        return together(
+            read_batches(self._scan, one.start, memoryview(data), moved(run, -one.start), 0, len(run))
+            for one, data, run in zip(asked, fetched, runs, strict=True)
+        )
+
+    def _listed(self, footer: int, begin: int, end: int) -> Reading[Ints]:
+        (data,) = yield [Range(footer + begin * BLOCK.itemsize, footer + end * BLOCK.itemsize)]
+        with Guarded(self._scan.column.name):
+            messages = listed_messages(memoryview(data), end - begin)
+            require_inside(messages, self._scan.size)
+        return messages
+
+
+def find_bounds(messages: Ints, first_row: Ints, bounds: Ints) -> Ints:
+    """The numbers that `Runs` keeps, a row for each bound."""
+    documents, batches = int(first_row[-1]), len(messages)
+    bounds = np.unique(np.concatenate([[0], bounds[(bounds >= 0) & (bounds <= documents)], [documents]]))
+    if not documents:
+        return np.zeros((1, 8), np.int64)
+    begin = np.minimum(np.searchsorted(first_row, bounds, "right") - 1, batches - 1)
+    end = np.maximum(np.searchsorted(first_row, bounds, "left"), 1)
+    start, stop = messages[:, 0], messages.sum(axis=1)
+    gaps = offsets(start[1:] != stop[:-1])
+    columns = [bounds, begin, start[begin], first_row[begin], gaps[begin], end, stop[end - 1], gaps[end - 1]]
+    return np.stack(columns, axis=1)
+
+
+class TokenCount:
+    """Counts the tokens of record batches that are one document each."""
+
+    def __init__(self, scan: Scan) -> None:
+        self._scan = scan
+        self.tokens = 0
+        self.nulls = False
+
+    def add(self, _: Ints, __: Ints, nodes: Ints, buffers: Ints, shape: Shape) -> None:
+        column = self._scan.column
+        self.nulls |= bool(nodes[:, column.node, 1].any())
+        if column.are_plain(nodes, shape).all():
+            column.documents(nodes, buffers)  # raises if they are shorter than they say
+        self.tokens += int(nodes[:, column.node, 0].sum())
+
+
+def read_batches(scan: Scan, base: int, data: memoryview, messages: Ints, first: int, stop: int) -> FetchedBlock:
+    """Documents of record batches that were fetched. `base` is where in the file the data begins."""
+    batches = Batches(scan.column, scan.metadata, pa.py_buffer(data), messages, base)
+    with Guarded(scan.column.name):
+        if batches.documents < stop:
+            raise Truncated("record batches have fewer rows than they had")
+    arrays, array, start, length = batches.read(first, stop)
+    pieces = [Piece(tokens, base if tokens is batches.whole else None) for tokens in arrays]
+    return FetchedBlock(pieces, array, start, length)
+
+
+def together(blocks: Iterable[FetchedBlock]) -> FetchedBlock:
+    """One block of all documents of several, in which no piece is twice."""
+    some = list(blocks)
+    if len(some) == 1:
+        return some[0]
+    pieces = {id(piece): piece for block in some for piece in block.pieces}
+    place = {key: i for i, key in enumerate(pieces)}
+    arrays = [np.array([place[id(piece)] for piece in block.pieces]).take(block.array) for block in some]
+    return FetchedBlock(
+        list(pieces.values()),
+        np.concatenate(arrays),
+        np.concatenate([block.start for block in some]),
+        np.concatenate([block.length for block in some]),
+    )
