@@ -14,6 +14,7 @@ from fmsdata.errors import (
     FmsdataWarning,
     StageError,
     StateError,
+    StorageError,
     WorkerError,
 )
 from fmsdata.lanes import Rescalable
@@ -25,11 +26,13 @@ from fmsdata.reader import ShardReader
 from fmsdata.shuffle import Shuffle
 from fmsdata.stage import Lane, Stage, StageIterator
 from fmsdata.stats import Stats
+from fmsdata.storage_settings import CacheSettings, Storage
 from fmsdata.tasks import CausalLM, Collate, FillInTheMiddle, MaskedLM, OwnTask, task_from
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CacheSettings",
     "CausalLM",
     "CheckpointError",
     "Checkpoints",
@@ -60,6 +63,8 @@ __all__ = [
     "StateError",
     "StatefulDataLoader",
     "Stats",
+    "Storage",
+    "StorageError",
     "WorkerError",
     "build_loader",
     "task_from",

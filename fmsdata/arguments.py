@@ -3,12 +3,14 @@
 import difflib
 import numbers
 import operator
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from fmsdata.errors import ConfigError
 
 MANY = 40  # names that a message can hold
+SIZE = re.compile(r"(\d+|\d*\.\d+) ?([kMGT])(i?)B")
 
 
 def whole(name: str, value: Any, least: int | None = 0) -> int:
@@ -38,6 +40,16 @@ def rate(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) <= 1:
         raise ConfigError(f"{name} is {value!r}; it must be a number from 0 to 1")
     return float(value)
+
+
+def byte_count(text: str) -> int | None:
+    """A number of bytes as people write it; None if it is not one.
+
+    >>> byte_count("256MB"), byte_count("1.5 GiB"), byte_count("many")
+    (256000000, 1610612736, None)
+    """
+    match = SIZE.fullmatch(text)
+    return match and round(float(match[1]) * (1024 if match[3] else 1000) ** (1 + "kMGT".index(match[2])))
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

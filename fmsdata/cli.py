@@ -11,6 +11,7 @@ from rich.console import Console
 from fmsdata import __version__
 from fmsdata.commands.audit import audit
 from fmsdata.commands.bench import bench
+from fmsdata.commands.common import StorageOptions, parse_storage_options
 from fmsdata.commands.plan import plan
 from fmsdata.commands.preview import preview
 from fmsdata.commands.schema import schema
@@ -18,6 +19,7 @@ from fmsdata.commands.trace import trace
 from fmsdata.counts import write_index
 from fmsdata.demo import run_demo
 from fmsdata.errors import FmsdataError
+from fmsdata.location import Location
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -54,11 +56,16 @@ def demo(
 
 
 def index(
-    folder: Annotated[Path, typer.Argument(help="The folder that holds the sources.")],
+    folder: Annotated[str, typer.Argument(help="The folder that holds the sources, or its URL.", show_default=False)],
     column: Annotated[str | None, typer.Option(help="The column that holds the tokens.")] = None,
+    storage_options: StorageOptions = None,
 ) -> None:
-    """Count the documents and tokens of every shard below a folder, and keep the counts in FOLDER/meta/counts.csv."""
-    Console().print(f"wrote {write_index(folder, column)}", soft_wrap=True)
+    """Count the documents and tokens of every shard below a folder, and keep the counts in FOLDER/meta/counts.csv.
+
+    Example: fmsdata index s3://bucket/corpus -o anon=true
+    """
+    written = write_index(Location(folder, parse_storage_options(storage_options)), column)
+    Console().print(f"wrote {written}", soft_wrap=True, markup=False)
 
 
 for command in (demo, plan, preview, bench, audit, trace, index, schema):  # as --help lists them

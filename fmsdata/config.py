@@ -16,6 +16,7 @@ from fmsdata.delimit import Delimit
 from fmsdata.errors import ConfigError, DataError
 from fmsdata.lanes import Rescalable
 from fmsdata.loader import StatefulDataLoader
+from fmsdata.location import Location
 from fmsdata.mixture import Mixture, Phase
 from fmsdata.overrides import with_override
 from fmsdata.pack import Pack
@@ -23,7 +24,7 @@ from fmsdata.reader import ShardReader
 from fmsdata.readers import SUFFIXES
 from fmsdata.sections import Config, DocumentsConfig, PhaseConfig, SourceConfig
 from fmsdata.shuffle import Shuffle
-from fmsdata.storage import list_files, local_path, same_kind
+from fmsdata.storage import same_kind
 from fmsdata.tasks import Task, task_from
 from fmsdata.yaml_file import Node, fill_in, read_yaml, tree
 
@@ -119,13 +120,18 @@ def make_checkpoints(config: Config) -> Checkpoints | None:
     if config.checkpoint is None:
         return None
     told = dict(config.checkpoint)
-    if told["storage_options"] is None and same_kind(config.path, told["path"]):
-        told["storage_options"] = config.storage_options
-    return Checkpoints(**told)
+    return Checkpoints(**{**told, "storage_options": options_for(config, told["path"])})
+
+
+def options_for(config: Config, path: str) -> dict[str, Any] | None:
+    """The options for a folder of checkpoints: the section's own, or those of `path` if both are of the same kind."""
+    own = config.checkpoint.storage_options if config.checkpoint is not None else None
+    return config.storage_options if own is None and same_kind(config.path, path) else own
 
 
 def _mixture(config: Config) -> Mixture:
-    root, sources = local_path(config.path), config.sources or {}
+    root = Location(config.path, config.storage_options, config.storage.settings())
+    sources = config.sources or {}
     readers = {
         name: _reader(path, name, root, config.documents, sources[name].max_epochs if name in sources else None)
         for name, path in _source_paths(root, config.sources).items()
@@ -152,7 +158,7 @@ def _mixture(config: Config) -> Mixture:
 
 
 def _reader(
-    path: Path, name: str, root: Path, documents: DocumentsConfig, max_epochs: float | None = None
+    path: Location, name: str, root: Location, documents: DocumentsConfig, max_epochs: float | None = None
 ) -> ShardReader:
     return ShardReader(
         path,
@@ -161,11 +167,11 @@ def _reader(
         strip=documents.strip,
         min_length=documents.min_length,
         max_epochs=max_epochs,
-        folder=os.path.relpath(path, root),
+        folder=path.inside(root),
     )
 
 
-def _find_removed(root: Path, documents: DocumentsConfig, name: str, description: Mapping[str, Any]) -> ShardReader:
+def _find_removed(root: Location, documents: DocumentsConfig, name: str, description: Mapping[str, Any]) -> ShardReader:
     """A source that is not in the configuration any more, where it was when the run was saved."""
     return _reader(root / description["folder"], name, root, documents)
 
@@ -179,19 +185,36 @@ def _natural_weights(readers: Mapping[str, ShardReader], temperature: float | No
     return {name: max((size / most) ** (1 / temperature), sys.float_info.min) for name, size in tokens.items()}
 
 
-def _source_paths(root: Path, sources: Mapping[str, SourceConfig] | None) -> dict[str, Path]:
-    if not root.is_dir():
+def _source_paths(root: Location, sources: Mapping[str, SourceConfig] | None) -> dict[str, Location]:
+    """The sources' folders. Those that are not local are listed here, all at a time."""
+    root = root.listed()
+    if (root.local is not None or sources is None) and not root.is_dir():
         raise DataError(f"{root}: no such folder; check `path`")
-    if sources is not None:
-        paths = {name: root / (source.path or name) for name, source in sources.items()}
-        for name, path in paths.items():
-            if not path.exists() and path.parent.is_dir():
-                there = [one.name for one in path.parent.iterdir() if one.is_dir() and one.name != "meta"]
-                raise DataError(f"source {name!r}: there is no folder {path}; {suggestion(path.name, sorted(there))}")
-        return paths
-    shards = list_files(root, SUFFIXES)
-    found = sorted({shard.partition("/")[0] for shard in shards if "/" in shard})
-    loose = [shard for shard in shards if "/" not in shard]
+    if sources is None:
+        return _folders_with_shards(root)
+    root = root.listed(*(source.path or name for name, source in sources.items()))
+    paths = {name: root / (source.path or name) for name, source in sources.items()}
+    for name, path in paths.items():
+        if path.exists():
+            continue
+        if not root.is_dir():
+            raise DataError(f"{root}: no such folder; check `path`")
+        if path.parent.is_dir():
+            there = [one for one in path.parent.folders() if one != "meta"]
+            raise DataError(f"source {name!r}: there is no folder {path}; {suggestion(path.name, there)}")
+    return paths
+
+
+def _folders_with_shards(root: Location) -> dict[str, Location]:
+    if root.local is not None:
+        shards = root.names(SUFFIXES)
+        found = sorted({shard.partition("/")[0] for shard in shards if "/" in shard})
+        loose = [shard for shard in shards if "/" not in shard]
+    else:
+        folders = [name for name in root.folders() if not name.startswith(".")]
+        loose = [file.name for file in root.level().files if file.name.endswith(SUFFIXES)]
+        root = root.listed(*folders)
+        found = [name for name in folders if (root / name).names(SUFFIXES)]
     if found and loose:
         raise DataError(f"{root}: {loose[0]} is in no source; move it into a folder, or name the `sources`")
     if not found:

@@ -6,28 +6,30 @@ tells. A CSV is believed for planning and checked when its shards are opened.
 
 import csv
 import hashlib
+import io
 import logging
 import os
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeVar
 
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from fmsdata.connection import Connection, Entry
+from fmsdata.counts_csv import HEADER, Count, counts_files, told_by_csv
 from fmsdata.errors import CountsError, DataError
+from fmsdata.io_thread import together
 from fmsdata.keys import Ints
+from fmsdata.location import Location
 from fmsdata.readers import SUFFIXES, open_shard
-from fmsdata.storage import list_files
+from fmsdata.readers.ranges import Reading, read_layout
 
-Parts: TypeAlias = tuple[str, ...]
-Count: TypeAlias = tuple[int, int]
-HEADER = ("dataset/filename", "documents", "tokens")
+Result = TypeVar("Result")
 log = logging.getLogger("fmsdata")
 
 
@@ -43,7 +45,8 @@ class Counts:
     shards: tuple[str, ...]
     documents: Ints
     tokens: Ints
-    csv_root: Path | None = None  # the folder whose `meta` told some of them
+    csv_root: str | None = None  # the folder whose `meta` told some of them
+    entries: tuple[Entry, ...] = ()  # sizes and versions of the shards, if they are not local
 
     @cached_property
     def mean_length(self) -> float:
@@ -59,19 +62,15 @@ class Counts:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def read_counts(folder: Path, column: str | None = None) -> Counts:
+def read_counts(folder: str | os.PathLike[str] | Location, column: str | None = None) -> Counts:
     """The counts of one source: from a CSV where one speaks of its shards, else from the shards.
 
-    >>> read_counts(Path("corpus/web")).shards    # doctest: +SKIP
+    >>> read_counts("corpus/web").shards    # doctest: +SKIP
     ('part-0.arrow', 'part-1.arrow')
     """
-    if not folder.is_dir():
-        what = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise DataError(f"{folder}: the source's folder {what}; check `path`")
-    shards = list_files(folder, SUFFIXES)
-    if not shards:
-        raise DataError(f"{folder}: no shards; a source is a folder with files ending in {', '.join(SUFFIXES)}")
-    told, root = _told_by_csv(folder, shards)
+    folder = Location(folder).listed()
+    shards, entries = _shards(folder)
+    told, root = told_by_csv(folder, shards)
     # A shard that is told to be empty would never be opened, and so never be held against its counts.
     uncertain = [shard for shard in shards if told.get(shard, (0, 0))[0] == 0]
     if uncertain:
@@ -82,142 +81,113 @@ def read_counts(folder: Path, column: str | None = None) -> Counts:
                     f"run `fmsdata index` to rebuild the counts (they are in {root}/meta)"
                 )
     pairs = np.array([told[shard] for shard in shards], np.int64)
-    return Counts(tuple(shards), pairs[:, 0], pairs[:, 1], root)
+    return Counts(tuple(shards), pairs[:, 0], pairs[:, 1], None if root is None else str(root), entries)
 
 
-def count_shards(folder: Path, shards: list[str], column: str | None = None) -> dict[str, Count]:
+def _shards(folder: Location) -> tuple[list[str], tuple[Entry, ...]]:
+    """The shards of a source, of which there must be one."""
+    if folder.local is None:
+        entries = folder.files(SUFFIXES)
+        if entries:
+            return [entry.name for entry in entries], tuple(entries)
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise DataError(f"{folder}: the source's folder {what}; check `path`")
+    shards = folder.names(SUFFIXES)
+    if not shards:
+        raise DataError(f"{folder}: no shards; a source is a folder with files ending in {', '.join(SUFFIXES)}")
+    return shards, ()
+
+
+def count_shards(folder: Location, shards: Sequence[str], column: str | None = None) -> dict[str, Count]:
     """Count documents and tokens in the files themselves, several at a time."""
-
-    def count(shard: str) -> Count:
-        opened = open_shard(folder / shard, column)
-        return opened.documents, opened.tokens()
-
     log.info("counting %d shards in %s; `fmsdata index` keeps the counts in a file", len(shards), folder)
     console = Console(stderr=True)
-    with (
-        ThreadPoolExecutor(max_workers=min(16, 4 * (os.cpu_count() or 1))) as pool,
-        Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
-    ):
-        counted = progress.track(pool.map(count, shards), total=len(shards), description=f"counting {folder.name}")
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(f"counting {folder.name}", total=len(shards))
+
+        def done() -> None:
+            progress.advance(task)
+
+        if folder.local is not None:
+            return dict(zip(shards, _count_local(folder.local, shards, column, done), strict=True))
+        entries = {entry.name: entry for entry in folder.files(SUFFIXES)}
+        return count_remote(folder, [entries[shard] for shard in shards], column, done)
+
+
+def _count_local(folder: Path, shards: Sequence[str], column: str | None, done: Callable[[], None]) -> list[Count]:
+    def count(shard: str) -> Count:
+        opened = open_shard(folder / shard, column)
+        counted = opened.documents, opened.tokens()
+        done()
+        return counted
+
+    with ThreadPoolExecutor(max_workers=min(16, 4 * (os.cpu_count() or 1))) as pool:
         try:
-            return dict(zip(shards, counted, strict=True))
+            return list(pool.map(count, shards))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def write_index(root: Path, column: str | None = None) -> Path:
+def count_remote(
+    folder: Location, entries: Sequence[Entry], column: str | None, done: Callable[[], None]
+) -> dict[str, Count]:
+    """Count by ranges: of a shard with lists, only its layout is read."""
+    connection = folder.connection
+    counted: dict[str, Count] = {}
+
+    async def count(waiting: Iterator[Entry]) -> None:
+        for entry in waiting:
+            shard = folder / entry.name
+            layout = await _drive(read_layout(str(shard), entry.size, column, ()), connection, shard.path, entry)
+            tokens = await _drive(layout.tokens(), connection, shard.path, entry)
+            counted[entry.name] = layout.documents, tokens
+            done()
+
+    waiting = iter(entries)
+    connection.run(together(count(waiting) for _ in range(min(folder.storage.connections, len(entries)))))
+    return counted
+
+
+async def _drive(reading: Reading[Result], connection: Connection, path: str, entry: Entry) -> Result:
+    """Give a reading the ranges that it asks for, until it has its result."""
+    try:
+        ranges = next(reading)
+        while True:
+            fetched = await together(connection.read(path, one.start, one.stop, entry.version) for one in ranges)
+            ranges = reading.send([one.data for one in fetched])
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+def write_index(root: str | os.PathLike[str] | Location, column: str | None = None) -> Location:
     """Count every shard below a folder and keep the counts in `meta/counts.csv`.
 
-    Counts that were there before are renamed, not lost: two files that disagree would be an error.
+    Counts that were there before are kept under another name: two files that disagree would be an error.
     """
-    if not root.is_dir():
+    root = Location(root).listed()
+    if root.local is not None and not root.is_dir():
         raise DataError(f"{root}: no such folder")
-    shards = list_files(root, SUFFIXES)
+    shards = root.names(SUFFIXES)
     if not shards:
-        raise DataError(f"{root}: no files ending in {', '.join(SUFFIXES)} below it")
+        raise DataError(f"{root}: no files ending in {', '.join(SUFFIXES)} below it; check the path")
     counts = count_shards(root, shards, column)
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(HEADER)
+    writer.writerows((shard, *counts[shard]) for shard in shards)
     meta = root / "meta"
-    try:
-        meta.mkdir(exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{meta}: cannot be made a folder: {error.strerror}") from None
     target = meta / "counts.csv"
-    unfinished = meta / ".counts.unfinished"
-    with unfinished.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(HEADER)
-        writer.writerows((shard, *counts[shard]) for shard in shards)
-    for old in sorted(meta.glob("*counts*.csv")):
-        old.rename(old.with_suffix(".csv.old"))
-    unfinished.rename(target)
-    return target
-
-
-def _told_by_csv(folder: Path, shards: list[str]) -> tuple[dict[str, Count], Path | None]:
-    """What the nearest `meta` folder with rows about this source says of its shards, and where that folder is."""
-    folder = Path(os.path.abspath(folder))
-    for root in (folder, *folder.parents):
-        files = sorted((root / "meta").glob("*counts*.csv"))
-        if not files:
-            continue
-        told = _match(_read_rows(files), folder.relative_to(root).parts, shards, files[0])
-        if told:
-            return told, root
-    return {}, None
-
-
-def _read_rows(files: Iterable[Path]) -> dict[Parts, Count]:
-    rows: dict[Parts, Count] = {}
-    for file in files:
-        try:
-            lines = list(csv.reader(file.read_text().splitlines()))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise CountsError(
-                f"{file}: not a CSV file that can be read ({error}); remove it, or run `fmsdata index`"
-            ) from None
-        header = [name.strip() for name in lines[0]] if lines else []
-        if len(header) < 3 or "documents" not in header[1:] or "tokens" not in header[1:]:
-            raise CountsError(f"{file}: the header is {','.join(header)!r}, expected {','.join(HEADER)!r}")
-        columns = header.index("documents"), header.index("tokens")
-        for number, row in enumerate(lines[1:], start=2):
-            if not row:
-                continue
-            where = f"{file}:{number}: {','.join(row)!r}"
-            try:
-                count = int(row[columns[0]]), int(row[columns[1]])
-            except (ValueError, IndexError):
-                raise CountsError(f"{where} is not a row of {','.join(HEADER)}") from None
-            if not all(0 <= one < 1 << 62 for one in count):
-                raise CountsError(
-                    f"{where} has a number that can't be a count; run `fmsdata index` to rebuild the counts"
-                )
-            parts = _parts(row[0].strip())
-            if rows.setdefault(parts, count) != count:
-                raise CountsError(
-                    f"{where} disagrees with another row, of {rows[parts][0]} documents and {rows[parts][1]} tokens; "
-                    "run `fmsdata index` to rebuild the counts"
-                )
-    return rows
-
-
-def _match(rows: dict[Parts, Count], source: Parts, shards: list[str], file: Path) -> dict[str, Count]:
-    """Find each shard's row, however much of the path in front of it the row tells."""
-    by_name: dict[str, list[Parts]] = defaultdict(list)
-    for row in rows:
-        if row:
-            by_name[row[-1]].append(row)
-    told: dict[str, Count] = {}
-    folders: set[Parts] = {source} - {()}  # the source's folder, as the rows write it
-    for shard in shards:
-        path = source + _parts(shard)
-        best = _best_rows(by_name[path[-1]], path)
-        if len({rows[row] for row in best}) > 1:
-            some = ", ".join("/".join(row) for row in best)
-            raise CountsError(f"{file}: several rows fit {'/'.join(path)} and disagree: {some}; keep one")
-        if best:
-            told[shard] = rows[best[0]]
-            folders.add(best[0][: len(best[0]) - len(_parts(shard))])
-    listed = set(shards)
-    for row in rows:
-        for folder in folders:
-            inside = "/".join(row[len(folder) :])
-            if row[: len(folder)] == folder and inside.endswith(SUFFIXES) and inside not in listed:
-                raise CountsError(
-                    f"{file}: counts list {'/'.join(row)}, but there is no such file; "
-                    "bring it back, or run `fmsdata index` to rebuild the counts"
-                )
-    return told
-
-
-def _best_rows(rows: list[Parts], path: Parts) -> list[Parts]:
-    """The rows that name this path: all of it, all of it behind some prefix, or else the longest end of it."""
-    exact = [row for row in rows if row == path]
-    behind = [row for row in rows if row[-len(path) :] == path]
-    ends = [row for row in rows if 1 < len(row) < len(path) and path[-len(row) :] == row]
-    longest = max(map(len, ends), default=0)
-    return exact or behind or [row for row in ends if len(row) == longest]
-
-
-def _parts(path: str) -> Parts:
-    return tuple(part for part in path.split("/") if part not in ("", "."))
+    try:
+        before = counts_files(root)
+        for old in before:
+            (meta / f"{old.name}.old").write_bytes(old.read_bytes())
+        target.write_bytes(table.getvalue().encode())
+        for old in before:
+            if old.url != target.url:
+                old.remove()
+    except OSError as error:
+        raise DataError(f"{meta}: the counts can't be written there: {error.strerror}") from None
+    return target.alone()

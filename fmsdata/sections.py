@@ -15,16 +15,18 @@ from pydantic import (
     Field,
     Tag,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from fmsdata.arguments import suggestion
+from fmsdata.arguments import SIZE, byte_count, suggestion
 from fmsdata.batch import OUTPUTS, check_outputs
 from fmsdata.errors import ConfigError
 from fmsdata.mixture import LARGEST_WEIGHT
 from fmsdata.pack import Mode, check_pad
+from fmsdata.storage_settings import CacheSettings, Storage
 from fmsdata.tasks import task_from
 
 Natural: TypeAlias = Literal["natural"]
@@ -66,6 +68,13 @@ def _whole_float(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _bytes(value: Any) -> Any:
+    size = byte_count(value) if isinstance(value, str) else _whole_float(value)
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise PydanticCustomError("must_be", "a number of bytes, or a size such as 256MB or 1.5GiB")
+    return size
+
+
 def _kind_of_weights(value: Any) -> str:
     return "by source" if isinstance(value, dict) else "otherwise"
 
@@ -73,6 +82,13 @@ def _kind_of_weights(value: Any) -> str:
 Whole: TypeAlias = Annotated[int, Field(ge=0)]
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
 TokenCount: TypeAlias = Annotated[int, BeforeValidator(_whole_float), Field(ge=1)]  # 1.0e12 is one
+ByteCount: TypeAlias = Annotated[
+    int,
+    Field(ge=0),
+    BeforeValidator(_bytes),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": f"^{SIZE.pattern}$"}]}),
+]
+Seconds: TypeAlias = Annotated[float, Field(gt=0)]
 Number: TypeAlias = Annotated[float, Field(ge=0, le=LARGEST_WEIGHT)]
 Weight: TypeAlias = Annotated[
     Number | Natural,
@@ -107,7 +123,7 @@ def _for_editors(schema: dict[str, Any]) -> None:
             kind = {name: field.pop(name) for name in list(field) if name not in ("title", "description", "default")}
             field["anyOf"] = [kind]
         if "anyOf" in field:
-            field["anyOf"].append(FROM_ENVIRONMENT)
+            field["anyOf"] = [*field["anyOf"], FROM_ENVIRONMENT]
 
 
 def _for_editors_of_files(schema: dict[str, Any]) -> None:
@@ -143,7 +159,7 @@ class SourceConfig(Section):
 
     With 0 it is not read and keeps its place."""
     path: Text | None = None
-    """Its folder below the top-level `path`; by default its name."""
+    """Its folder below the top-level `path`, or a URL of its own; by default its name."""
     max_epochs: Annotated[float, Field(gt=0)] | None = None
     """How often it is read at most. After that its share goes to the others."""
 
@@ -232,6 +248,45 @@ class LoaderConfig(Section):
         return value
 
 
+class CacheConfig(Section):
+    """Where a node keeps what its processes fetched."""
+
+    path: Text
+    """A folder on a disk of the node, for all its processes."""
+    limit: ByteCount
+    """How much it holds at most, such as 200GB."""
+
+    @model_validator(mode="after")
+    def _on_a_disk(self) -> "CacheConfig":
+        with _collected():
+            self.settings()
+        return self
+
+    def settings(self) -> CacheSettings:
+        return CacheSettings(path=self.path, limit=self.limit)
+
+
+class StorageConfig(Section):
+    """How shards that are not on a local disk are read, by each worker. None of this changes the stream."""
+
+    prefetch_bytes: ByteCount = Storage.prefetch_bytes
+    """How much of the shards is held in memory, fetched ahead or in use."""
+    connections: Positive = Storage.connections
+    """Requests at a time."""
+    retries: Whole = Storage.retries
+    """Attempts after the first, for each read."""
+    timeout: Seconds = Storage.timeout
+    """Seconds for one attempt."""
+    deadline: Seconds = Storage.deadline
+    """Seconds for a read with all its attempts; after that the run ends with an error, and can be resumed."""
+    cache: CacheConfig | None = None
+    """Where a node keeps what its processes fetched; by default nowhere."""
+
+    def settings(self) -> Storage:
+        told = dict(self)
+        return Storage(**{**told, "cache": self.cache and self.cache.settings()})
+
+
 class CheckpointConfig(Section):
     """Where the loader saves itself, and resumes from."""
 
@@ -255,9 +310,11 @@ class Config(Section):
     seed: int = 0
     """Decides the order of everything. Fixed for a run."""
     path: Text
-    """The folder that holds the sources' folders."""
+    """The folder that holds the sources' folders, on a disk or on any filesystem that fsspec knows."""
     storage_options: Annotated[dict[str, Any], Field(repr=False)] = {}
     """Options for the filesystem of `path`, such as credentials; `${env:VAR}` keeps secrets out of the file."""
+    storage: StorageConfig = StorageConfig()
+    """How shards that are not on a local disk are read, by each worker. None of this changes the stream."""
     sources: dict[str, SourceConfig] | None = None
     """The sources by name; by default every sub-folder of `path` with shards, by its number of tokens."""
     temperature: Temperature | None = None
@@ -279,7 +336,7 @@ class Config(Section):
     checkpoint: CheckpointConfig | None = None
     """Where the loader saves itself, and resumes from; by default nowhere."""
 
-    @field_validator("documents", "shuffle", "loader", "storage_options", "phases", "task", mode="before")
+    @field_validator("documents", "shuffle", "loader", "storage", "storage_options", "phases", "task", mode="before")
     @classmethod
     def _nothing_is_the_default(cls, value: object, info: ValidationInfo) -> object:
         return cls.model_fields[str(info.field_name)].default if value is None else value

@@ -13,6 +13,7 @@ wrong. Where a law is about documents, the loaders must be built with `outputs=[
 
 import hashlib
 import heapq
+import io
 import json
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
@@ -30,6 +31,7 @@ import torch
 from fmsdata.chunk import Item, Span
 from fmsdata.errors import DataError
 from fmsdata.loader import StatefulDataLoader
+from fmsdata.location import Location
 from fmsdata.stage import Lane, Stage, State
 from fmsdata.storage import Recent
 
@@ -39,6 +41,7 @@ Stored: TypeAlias = Mapping[Document, npt.NDArray[np.int64]]
 Progress: TypeAlias = Callable[[int], None]  # is told how many samples were checked since it was last told
 INSERTED_BETWEEN = 4  # EOS, EOL, BOL and BOS can stand between two documents
 OPEN_SHARDS = 16
+RECENT_BATCHES, REMOTE_BUFFER = 4, 1 << 20  # of a shard that is not local
 
 
 class LawBroken(AssertionError):
@@ -340,20 +343,21 @@ class StoredDocuments(Mapping[Document, npt.NDArray[np.int64]]):
 
     def __init__(
         self,
-        sources: Mapping[str, str | Path],
+        sources: Mapping[str, str | Path | Location],
         *,
         strip: Iterable[int] = (),
         min_length: int = 1,
         column: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._folders = {source: Path(folder) for source, folder in sources.items()}
+        self._folders = {source: Location(folder, storage_options) for source, folder in sources.items()}
         self._strip, self._min_length, self._column = np.array(sorted(strip), np.int64), max(1, min_length), column
         self._shards: Recent[_PlainShard] = Recent(OPEN_SHARDS)
 
     def __getitem__(self, document: Document) -> npt.NDArray[np.int64]:
         source, shard, number = document
         path = self._folders[source] / shard
-        opened = self._shards.get(path, lambda: _PlainShard(path, self._column))
+        opened = self._shards.get(path.url, lambda: _PlainShard(path, self._column))
         if number >= opened.documents:
             raise KeyError(document)
         tokens = opened.document(number)
@@ -366,9 +370,9 @@ class StoredDocuments(Mapping[Document, npt.NDArray[np.int64]]):
 
     def __iter__(self) -> Iterator[Document]:
         for source, folder in self._folders.items():
-            for path in sorted(folder.rglob("*.arrow")):
-                name = path.relative_to(folder).as_posix()
-                each = ((source, name, number) for number in range(_PlainShard(path, self._column).documents))
+            for name in folder.names((".arrow",)):
+                shard = _PlainShard(folder / name, self._column)
+                each = ((source, name, number) for number in range(shard.documents))
                 yield from (document for document in each if document in self)
 
     def __len__(self) -> int:
@@ -380,22 +384,31 @@ class StoredDocuments(Mapping[Document, npt.NDArray[np.int64]]):
 
 
 def stored_documents(
-    sources: Mapping[str, str | Path], *, strip: Iterable[int] = (), min_length: int = 1, column: str | None = None
+    sources: Mapping[str, str | Path | Location],
+    *,
+    strip: Iterable[int] = (),
+    min_length: int = 1,
+    column: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> dict[Document, npt.NDArray[np.int64]]:
     """The same, all of them in memory."""
-    return dict(StoredDocuments(sources, strip=strip, min_length=min_length, column=column))
+    return dict(
+        StoredDocuments(sources, strip=strip, min_length=min_length, column=column, storage_options=storage_options)
+    )
 
 
 class _PlainShard:
     """A shard as pyarrow reads it."""
 
-    def __init__(self, path: Path, column: str | None) -> None:
+    def __init__(self, path: Location, column: str | None) -> None:
         self._batch: Callable[[int], pa.RecordBatch]
         try:
-            file = pa.memory_map(str(path))
+            file = pa.memory_map(str(path.local)) if path.local is not None else pa.PythonFile(_open_remote(path), "r")
             try:
                 reader = pa.ipc.open_file(file)
-                self._batch, count = reader.get_batch, reader.num_record_batches
+                recent: Recent[pa.RecordBatch] = Recent(1 if path.local is not None else RECENT_BATCHES)
+                self._batch = lambda i: recent.get(i, lambda: reader.get_batch(i))
+                count = reader.num_record_batches
             except pa.ArrowInvalid:
                 file.seek(0)
                 batches = list(pa.ipc.open_stream(file))
@@ -415,6 +428,39 @@ class _PlainShard:
         if self._listed:
             values = values[number - self._ends[batch]].values  # counted from the end of the batch
         return np.array([] if values is None else values, np.int64)
+
+
+def _open_remote(path: Location) -> io.BufferedReader:
+    return io.BufferedReader(_RemoteFile(path), REMOTE_BUFFER)
+
+
+class _RemoteFile(io.RawIOBase):
+    """A file that is not local, read where it is asked for."""
+
+    def __init__(self, path: Location) -> None:
+        self._connection, self._path = path.connection, path.path
+        self._size = self._connection.run(self._connection.info(self._path)).size
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        stop = min(self._size, self._place + len(buffer))
+        data = self._connection.run(self._connection.read(self._path, self._place, max(self._place, stop))).data
+        buffer[: len(data)] = data
+        self._place += len(data)
+        return len(data)
 
 
 class _Sample(NamedTuple):

@@ -233,7 +233,7 @@ def test_index_writes_what_is_read_back(tmp_path: Path) -> None:
     write_source(tmp_path / "web", documents(rng, 30))
     write_source(tmp_path / "lang=en/dataset=x", documents(rng, 20), layout="batch")
     before = [counted(tmp_path / name) for name in ("web", "lang=en/dataset=x")]
-    target = write_index(tmp_path)
+    target = write_index(tmp_path).local
     assert target == tmp_path / "meta/counts.csv"
     lines = target.read_text().splitlines()
     assert lines[0] == HEADER

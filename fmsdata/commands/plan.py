@@ -81,6 +81,7 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
     lanes_per_rank = len(data.lanes_of(0, world_size))
     task = make_task(config)
     line = config.pack.seq_len + task.extra_tokens
+    held = config.storage.prefetch_bytes if any(one.path.local is None for one in readers.values()) else 0
     report = {
         "seed": data.seed,
         "lanes": data.lanes,
@@ -98,7 +99,8 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
             "padded": config.pack.mode == "pad",
             "samples_between_neighbouring_lines": _distance(config.shuffle.window) * data.lanes,
         },
-        "memory_per_worker_bytes": _memory(config, sources, line, lanes_per_rank),
+        "memory_per_worker_bytes": _memory(config, sources, line, lanes_per_rank) + held,
+        "remote_shards_per_worker_bytes": held,
     }
     return {**report, "warnings": list(_warnings(report, mixture))}
 
@@ -188,6 +190,11 @@ def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
     for folder, count in folders.items():
         if count > 1:
             yield f"{count} sources read {folder}: its documents come once an epoch for each of them"
+    remote = {name for name, one in mixture.sources.items() if isinstance(one, ShardReader) and one.path.local is None}
+    if some := those(
+        lambda name, one: name in remote and one["counts"] == "shards", lambda one: f"{one['shards']:,} shards"
+    ):
+        yield f"counted from remote shards, by every process that starts: {some}; `fmsdata index` does it once"
     if lanes % report["world_size"]:
         yield (
             f"{report['world_size']} ranks don't divide {lanes} lanes: nothing is lost or repeated, "
@@ -210,6 +217,10 @@ def short(number: float) -> str:
         if number >= 0.9995 * size:
             return f"{number / size:.3g}{letter}"
     return f"{number:.0f}"
+
+
+def _megabytes(size: int) -> str:
+    return f"{math.ceil(size / 1e6):,} MB"
 
 
 def _show(report: Mapping[str, Any], data: Rescalable, out: Console) -> None:
@@ -248,7 +259,7 @@ def _show(report: Mapping[str, Any], data: Rescalable, out: Console) -> None:
     out.print()
     sizes = report["same_stream_at_world_sizes"]
     shown = ", ".join(map(str, sizes[:40])) + (f" and {len(sizes) - 40} more" if len(sizes) > 40 else "")
-    lines = report["lines"]
+    lines, held = report["lines"], report["remote_shards_per_worker_bytes"]
     for name, value in (
         (
             "same stream",
@@ -266,7 +277,8 @@ def _show(report: Mapping[str, Any], data: Rescalable, out: Console) -> None:
         ),
         (
             "memory",
-            f"up to about {math.ceil(report['memory_per_worker_bytes'] / 1e6):,} MB a worker, beside mapped shards",
+            f"up to about {_megabytes(report['memory_per_worker_bytes'])} a worker, "
+            + (f"{_megabytes(held)} of it for remote shards" if held else "beside mapped shards"),
         ),
     ):
         out.print(f"[bold]{name:13}[/]{value}", soft_wrap=not out.is_terminal)

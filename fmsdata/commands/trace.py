@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fmsdata.checkpoint import Checkpoints
 from fmsdata.commands.common import AsJson, ConfigFile, Overrides, console, parse_overrides, print_json
-from fmsdata.config import Config, build_data, make_checkpoints, read_config
+from fmsdata.config import Config, build_data, make_checkpoints, options_for, read_config
 from fmsdata.errors import CheckpointError, ConfigError
 from fmsdata.trace import Trace
 
@@ -94,7 +94,7 @@ def trace(
 def _checkpoints(config: Config, path: str | None) -> Checkpoints | None:
     if path is None:
         return make_checkpoints(config)
-    named = Checkpoints(path)
+    named = Checkpoints(path, storage_options=options_for(config, path))
     if not any(map(named.is_complete, named.steps())):
         raise CheckpointError(f"{path}: there is no complete checkpoint in it")
     return named

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,12 +24,13 @@ from fmsdata.delimit import Delimit
 from fmsdata.errors import CheckpointError, ConfigError, DataError, FmsdataWarning
 from fmsdata.lanes import Rescalable
 from fmsdata.loader import StatefulDataLoader
+from fmsdata.location import Location
 from fmsdata.mixture import Mixture
 from fmsdata.pack import Pack
 from fmsdata.reader import ShardReader
 from fmsdata.shuffle import Shuffle
 from fmsdata.stage import State
-from fmsdata.storage import Folder, list_files, local_path
+from fmsdata.storage import Folder
 from fmsdata.tasks import IGNORED
 
 Function: TypeAlias = Callable[[Any], Any]
@@ -218,37 +218,37 @@ def _data(told: _Settings, line_length: int) -> Rescalable:
     strip = _strip_tokens(told.strip_tokens) + [one for one in (bos, eos, bol, eol) if one is not None]
     min_length = max(1, SHORTEST - (bos is not None) - (eos is not None))
     column = _column(told)
-    weights = _sources(told)
-    read = partial(_reader, local_path(told.data_path), column=column, strip=strip, min_length=min_length)
-    mixture = Mixture({name: read(name) for name in weights}, weights, find=read)
+    root, weights = _sources(told)
+    read = partial(_reader, column=column, strip=strip, min_length=min_length)
+    mixture = Mixture({name: read(root, name) for name in weights}, weights, find=partial(read, root.alone()))
     lines = Pack(Delimit(mixture, bos=bos, eos=eos), seq_len=line_length, bol=bol, eol=eol)
     return Rescalable(Shuffle(lines, window=max(WINDOW, -(-SHUFFLED // lanes))), lanes=lanes, seed=told.seed)
 
 
-def _reader(root: Path, name: str, _removed: State | None = None, **options: Any) -> ShardReader:
+def _reader(root: Location, name: str, _removed: State | None = None, **options: Any) -> ShardReader:
     """A dataset by its name: also one that the config does not name any more."""
     return ShardReader(root / name, name=name, **options)
 
 
-def _sources(told: _Settings) -> dict[str, float]:
-    """The datasets, which are folders, and their weights."""
+def _sources(told: _Settings) -> tuple[Location, dict[str, float]]:
+    """The folder of the datasets, which are folders in it, and their weights."""
     names, weights = parse_data_args(told.datasets, told.weights)
     if len(names) != len(weights):
         raise ConfigError(f"datasets has {len(names)} names and weights has {len(weights)} numbers; give one for each")
-    root = local_path(_path("data_path", told.data_path))
-    folders: list[str] = []
-    for name in (one.strip("/") for one in names):
-        if not name or name in folders:
+    folders = [name.strip("/") for name in names]
+    for number, name in enumerate(folders):
+        if not name or name in folders[:number]:
             raise ConfigError(
                 f"datasets is {told.datasets!r}; " + (f"{name!r} is there twice" if name else "one is empty")
             )
-        folders.append(name)
+    root = Location(_path("data_path", told.data_path)).listed(*folders)
+    for name in folders:
         folder = root / name
         if not folder.is_dir():
             raise ConfigError(f"dataset {name!r}: there is no folder {folder}; datasets are folders below data_path")
-        if told.file_type == "auto" and (parquet := list_files(folder, (".parquet",))):
+        if told.file_type == "auto" and (parquet := folder.names((".parquet",))):
             raise ConfigError(f"dataset {name!r}: {parquet[0]}: parquet is not available yet, only Arrow shards are")
-    return dict(zip(folders, weights, strict=True))
+    return root, dict(zip(folders, weights, strict=True))
 
 
 def _column(told: _Settings) -> str | None:
