@@ -16,6 +16,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 from fmsdata.arguments import whole
@@ -219,7 +220,9 @@ class Checkpoints:
             )
 
     def _prune(self, newest: int) -> None:
-        complete = [step for step in self.steps() if self._survey(step).files]
+        """Remove what is older than the checkpoints to keep. Only those are looked into, however many there are."""
+        steps = self.steps()
+        complete = list(islice((step for step in steps if self._survey(step).files), self.keep or 1))
         if complete[0] > newest:
             warnings.warn(
                 f"{self._folder}/step-{complete[0]} is newer than step {newest}, and the next resume would take it; "
@@ -227,10 +230,9 @@ class Checkpoints:
                 FmsdataWarning,
                 stacklevel=5,
             )
-        if self.keep is not None and len(complete) > self.keep:
-            oldest = complete[self.keep - 1]
-            for step in self.steps():
-                if step < oldest:
+        if len(complete) == self.keep:
+            for step in steps:
+                if step < complete[-1]:
                     self._folder.remove(f"step-{step}", first=MARK)
 
 

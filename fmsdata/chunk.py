@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fmsdata.errors import StageError
 from fmsdata.keys import Ints, mix, offsets
-from fmsdata.readers import Tokens
+from fmsdata.readers import StoredTokens, Tokens
 
 # The columns of the table of spans.
 BUFFER = 0  # which buffer holds the tokens
@@ -40,7 +40,7 @@ PADDING = -2
 class Buffer:
     """An array of tokens, and where they come from. Inserted tokens have no source."""
 
-    tokens: Tokens
+    tokens: StoredTokens
     source: str = ""
     shard: str = ""
     epoch: int = 0
@@ -209,24 +209,25 @@ class Chunk:
     def pieces(self, item: int) -> list[Tokens | bytes]:
         """The tokens of an item in `dtype`, piece by piece: views of the buffers wherever those have that type."""
         group = item // GROUP * GROUP
-        ready = self._ready.get(group)
-        if ready is None:
+        if group not in self._ready:
             self._ready.clear()
-            ready = self._ready[group] = self._make_pieces(group, min(group + GROUP, len(self)))
-        base = self._bounds[group]
-        return ready[2 * (self._bounds[item] - base) : 2 * (self._bounds[item + 1] - base)]
+            self._ready[group] = self._find_pieces(group, min(group + GROUP, len(self)))
+        places, tails = self._ready[group]
+        arrays, base = self._arrays, self._bounds[group]
+        low, high = self._bounds[item] - base, self._bounds[item + 1] - base
+        pieces: list[Tokens | bytes] = [b""] * (2 * (high - low))
+        pieces[0::2] = [arrays[buffer][begin:behind] for buffer, begin, behind in places[low:high]]
+        pieces[1::2] = tails[low:high]
+        return pieces
 
-    def _make_pieces(self, first: int, stop: int) -> list[Tokens | bytes]:
-        """Two pieces a span: its stored tokens, and its tail."""
-        arrays, spans = self._arrays, self.spans[self._bounds[first] : self._bounds[stop]]
+    def _find_pieces(self, first: int, stop: int) -> tuple[list[tuple[int, int, int]], list[bytes]]:
+        """Of each span, where its stored tokens are, and its tail. No view of tokens is kept: they may be given up."""
+        spans = self.spans[self._bounds[first] : self._bounds[stop]]
         start, tail = spans[:, START], spans[:, TAIL].tolist()
         end = start + spans[:, LENGTH] - (spans[:, TAIL] > 0)
-        places = zip(spans[:, BUFFER].tolist(), start.tolist(), end.tolist(), strict=True)
         tails = {one: np.array(one - 1, self.dtype).tobytes() if one else b"" for one in set(tail)}
-        pieces: list[Tokens | bytes] = [b""] * (2 * len(tail))
-        pieces[0::2] = [arrays[buffer][begin:behind] for buffer, begin, behind in places]
-        pieces[1::2] = map(tails.__getitem__, tail)
-        return pieces
+        places = list(zip(spans[:, BUFFER].tolist(), start.tolist(), end.tolist(), strict=True))
+        return places, [tails[one] for one in tail]
 
     @cached_property
     def _arrays(self) -> list[Any]:
@@ -237,7 +238,7 @@ class Chunk:
         ]
 
     @cached_property
-    def _ready(self) -> dict[int, list[Tokens | bytes]]:
+    def _ready(self) -> dict[int, tuple[list[tuple[int, int, int]], list[bytes]]]:
         return {}
 
     @cached_property
@@ -249,7 +250,7 @@ class Chunk:
 class _Converted:
     """Slices of an array in another type, for sources whose shards don't have the same."""
 
-    def __init__(self, tokens: Tokens, dtype: np.dtype[Any]) -> None:
+    def __init__(self, tokens: StoredTokens, dtype: np.dtype[Any]) -> None:
         self._tokens, self._dtype = tokens, dtype
 
     def __getitem__(self, where: slice) -> Tokens:

@@ -17,6 +17,7 @@ import torch
 
 from fmsdata.batch import Batch, collect
 from fmsdata.lanes import Lanes, Passed, Turns
+from fmsdata.storage_stats import StorageStats
 from fmsdata.tasks import Collate
 
 PATIENCE_SECONDS = 2.0  # for a thread to end by itself
@@ -47,6 +48,9 @@ class Feed(Protocol):
     def check(self) -> None:
         """Raise if nothing more can come."""
 
+    def traffic(self) -> StorageStats:
+        """What was fetched of remote shards so far."""
+
     def close(self) -> None:
         """End all that works for this feed."""
 
@@ -69,11 +73,14 @@ class LocalFeed:
     def check(self) -> None:
         pass
 
+    def traffic(self) -> StorageStats:
+        return self._lanes.files.traffic()
+
     def close(self) -> None:
-        pass
+        self._lanes.files.close()
 
     def abort(self) -> None:
-        pass
+        self.close()
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,9 @@ class Direct:
 
     def next(self) -> Made:
         return self._make(self._feed.next())
+
+    def traffic(self) -> StorageStats:
+        return self._feed.traffic()
 
     def stop(self) -> None:
         self._feed.close()
@@ -155,6 +165,9 @@ class ReadAhead:
         except BaseException:
             self._broken = True
             raise
+
+    def traffic(self) -> StorageStats:
+        return StorageStats() if self._feed is None else self._feed.traffic()
 
     def stop(self) -> None:
         """Have the thread and its feed end soon, without waiting for that."""

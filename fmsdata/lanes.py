@@ -8,6 +8,7 @@ all there is to it.
 import heapq
 import json
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,12 +23,12 @@ from fmsdata.batch import Row
 from fmsdata.chunk import Chunk, Item
 from fmsdata.edits import edit_between
 from fmsdata.errors import ConfigError, StageError, StateError
+from fmsdata.files import Files
 from fmsdata.keys import Ints
-from fmsdata.readers import ArrowShard
-from fmsdata.stage import OPEN_SHARDS, Lane, Stage, State, endless, number, part, to_nobody
+from fmsdata.mixture import down_to_mixture
+from fmsdata.stage import Lane, Stage, State, endless, number, part, to_nobody
 from fmsdata.state import Segment, pack_state, unpack_states
 from fmsdata.stats import Tallies, Tally, count_tokens, source_sizes
-from fmsdata.storage import Mapped, Recent
 
 log = logging.getLogger("fmsdata")
 
@@ -63,9 +64,15 @@ class Rescalable(IterableDataset[Item]):
             )
         return range(rank, self.lanes, world_size)
 
-    def lane(self, index: int, shards: Recent[ArrowShard], mapped: Mapped) -> Lane:
-        """One of the lanes, as its iterators know it. Lanes that are read together share the files that are open."""
-        return Lane(index=index, count=self.lanes, seed=self.seed, shards=shards, mapped=mapped)
+    def lane(self, index: int, files: Files) -> Lane:
+        """One of the lanes, as its iterators know it. Lanes that are read together share what is open or fetched."""
+        return Lane(index=index, count=self.lanes, seed=self.seed, files=files, burst=self._burst)
+
+    @cached_property
+    def _burst(self) -> int:
+        """The tokens of a window."""
+        stages = down_to_mixture(self.lines)
+        return math.prod(getattr(stage, "window", 1) * getattr(stage, "seq_len", 1) for stage in stages)
 
     def start(
         self,
@@ -80,12 +87,11 @@ class Rescalable(IterableDataset[Item]):
         """What some of the lanes go on from, in the pipeline as it is now."""
         saved = unpack_states(states, self.description, lanes)
         edit = edit_between(saved.pipeline, json.loads(self.fingerprint), self.lines, saved.step)
-        shards: Recent[ArrowShard] = Recent(OPEN_SHARDS)
-        mapped = Mapped()
+        files = Files()
 
         def converted(lane: int, state: State) -> State:
             try:
-                return edit.convert(replace(self.lane(lane, shards, mapped), marks=True), state)
+                return edit.convert(replace(self.lane(lane, files), marks=True), state)
             except (StateError, KeyError, TypeError, IndexError, ValueError) as error:
                 raise StateError(f"the state of lane {lane} can't be used: {error}") from None
 
@@ -243,13 +249,12 @@ class Lanes:
         states: Mapping[int, State] | None,
         reading: Callable[[str], None] = to_nobody,
     ) -> None:
-        shards: Recent[ArrowShard] = Recent(OPEN_SHARDS)
-        mapped = Mapped()
+        self.files = Files()
         self._data, self._count = data, data.lanes
         self._running = {
             lane: _RunningLane(
                 data,
-                replace(data.lane(lane, shards, mapped), reading=reading),
+                replace(data.lane(lane, self.files), reading=reading),
                 None if states is None else states[lane],
             )
             for lane in lanes

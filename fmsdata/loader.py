@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
@@ -22,6 +23,7 @@ from fmsdata.lanes import Lanes, Places, Rescalable, rank_and_world_size
 from fmsdata.stage import State
 from fmsdata.state import Segment, continued, pack_state
 from fmsdata.stats import Meter, Stats
+from fmsdata.storage_stats import StorageStats
 from fmsdata.tasks import CausalLM, Collate, Task
 from fmsdata.workers import WorkerFeed
 
@@ -72,6 +74,7 @@ class StatefulDataLoader:
         self._context = _checked_context(multiprocessing_context)
         self._engine: ReadAhead | Direct | None = None
         self._engine_process = os.getpid()
+        self._fetched = StorageStats()  # for engines that have ended
         self._saving = self._terminated = False
         self._opened: Lanes | None = None  # for the next engine, if it reads itself
         self._places: Places
@@ -145,6 +148,7 @@ class StatefulDataLoader:
         """End the thread and the processes that read ahead. The loader stays usable: iterating starts new ones."""
         engine, self._engine = self._engine, None
         if engine is not None:
+            self._fetched = replace(self._fetched + engine.traffic(), held_bytes=0)
             self._forget_engine.detach()
             engine.close()
 
@@ -153,7 +157,8 @@ class StatefulDataLoader:
 
         >>> print(loader.stats())     # doctest: +SKIP
         """
-        return self._meter.stats(self.data, self._places)
+        fetched = self._fetched + (StorageStats() if self._engine is None else self._engine.traffic())
+        return self._meter.stats(self.data, self._places, fetched)
 
     def state_dict(self) -> State:
         """Where this rank stands, as plain data: JSON-able, and without tokens."""

@@ -25,6 +25,7 @@ from fmsdata.errors import ConfigError, FmsdataWarning, StateError
 from fmsdata.keys import Ints, key_of, offsets
 from fmsdata.permutation import Permutation
 from fmsdata.rest import Rest, SourceState, WithRest, pack_sources, unpack_sources
+from fmsdata.shelf import Pace
 from fmsdata.stage import Exhausted, Lane, Stage, StageIterator, State, below_name
 
 LARGEST_WEIGHT = 1e30
@@ -199,12 +200,12 @@ def expected_tokens(mixture: Mixture, tokens: float) -> dict[str, float]:
 class _Feed:
     """One source of the mixture at work."""
 
-    def __init__(self, iterator: WithRest, *, offset: tuple[int, int], taken: int, shift: int, weight: float) -> None:
+    def __init__(self, iterator: WithRest, *, offset: tuple[int, int], taken: int, shift: int, pace: Pace) -> None:
         self.iterator = iterator
         self._offset = offset  # as a part of so many
         self._before = taken  # tokens taken before the chunk
         self._shift = shift
-        self.weight = weight
+        self._pace = pace
         self._chunk: Chunk | None = None
         self._ends: Ints = np.zeros(1, np.int64)  # tokens of the chunk before each document
         self._begin = self._cursor = 0
@@ -233,6 +234,10 @@ class _Feed:
         part, parts = self._offset
         return (given * parts + length * part) / (self.weight * parts)
 
+    @property
+    def weight(self) -> float:
+        return self._pace.share
+
     def take_until(self, time: float) -> tuple[Chunk, npt.NDArray[np.float64]]:
         """The documents due before a moment, and when each is due."""
         chunk = self._chunk
@@ -255,7 +260,7 @@ class _Feed:
     def change(self, weight: float, lead: int) -> None:
         """Go on with another weight."""
         self._shift += lead - self.lead(0)
-        self.weight = weight
+        self._pace.share = weight
         self._tell_due()
 
     def below(self, count: int) -> tuple[Rest | None, State | None]:
@@ -278,13 +283,14 @@ class _MixtureIterator(StageIterator):
                 raise StateError(f"there is no state of source {name!r}: the state is torn or was edited")
             mine = saved[name]
             below = lane.named(name)
+            below.pace.share = self._phase.weights[name]
             order = Permutation(lane.count, key_of(lane.seed, "offset", below.source))
             self._feeds[name] = _Feed(
                 WithRest(stage, below, mine.rest, mine.below),
                 offset=(2 * order(lane.index) + 1, 2 * lane.count),
                 taken=mine.taken,
                 shift=mine.shift,
-                weight=self._phase.weights[name],
+                pace=below.pace,
             )
         self._from: Ints = np.empty(0, np.int64)  # which source each document of the chunk came from
 

@@ -37,6 +37,11 @@ class Plan:
         documents = self.documents[shard]
         return shard, part * documents // parts, (part + 1) * documents // parts
 
+    def bounds(self, shard: int) -> list[int]:
+        """Where the blocks of a shard begin, and the last ends."""
+        first, behind = self.first_block[shard : shard + 2]
+        return [self.block(number)[1] for number in range(first, behind)] + [self.documents[shard]]
+
     def block_of(self, shard: int, document: int) -> int:
         """The block that a document is in."""
         first, behind = self.first_block[shard : shard + 2]

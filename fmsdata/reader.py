@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,13 +11,19 @@ import numpy.typing as npt
 
 from fmsdata.arguments import whole
 from fmsdata.chunk import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, TAIL, Buffer, Chunk
+from fmsdata.connection import Connection
 from fmsdata.counts import read_counts
 from fmsdata.errors import ConfigError, CountsError, DataError, StateError
+from fmsdata.fetch import RemoteFile
+from fmsdata.files import Files
 from fmsdata.keys import Ints, key_of, mix, mix_array, offsets
-from fmsdata.plan import LaneOrder, cut_blocks
-from fmsdata.readers import ArrowShard, Tokens, open_shard
+from fmsdata.location import Location
+from fmsdata.plan import LaneOrder, Plan, cut_blocks
+from fmsdata.readers import ArrowShard, Block, StoredTokens, Tokens, open_shard
+from fmsdata.shelf import LOOKAHEAD, Address, Course, RemoteSource, Step, Turn
 from fmsdata.stage import Exhausted, Lane, Size, Stage, StageIterator, State, number
-from fmsdata.storage import Mapped, local_path
+from fmsdata.storage import Mapped
+from fmsdata.storage_settings import Storage
 
 BLOCK_TOKENS = 1 << 18
 CHUNK_DOCUMENTS, CHUNK_TOKENS = 1024, 1 << 20  # blocks are read together, until there are this many of either
@@ -32,12 +39,16 @@ class ShardReader(Stage):
     `min_length` after that are skipped, and so are empty ones. After `max_epochs` epochs, of which the last need not
     be whole, it ends. `folder` is what a saved state remembers of where it is, for when it is removed from the mix.
 
-    >>> reader = ShardReader("corpus/web", strip=[0], min_length=8)     # doctest: +SKIP
+    The folder may be on any filesystem that fsspec knows: `storage_options` are for that filesystem, such as
+    credentials, and `storage` tells how it is read. Neither changes what comes.
+
+    >>> reader = ShardReader("corpus/web", strip=[0], min_length=8)             # doctest: +SKIP
+    >>> reader = ShardReader("s3://bucket/corpus/web", storage_options={"anon": True})     # doctest: +SKIP
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Location,
         *,
         name: str | None = None,
         column: str | None = None,
@@ -46,9 +57,12 @@ class ShardReader(Stage):
         block_tokens: int = BLOCK_TOKENS,
         max_epochs: float | None = None,
         folder: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        storage: Storage | None = None,
     ) -> None:
-        self.path = local_path(path)
-        self.name = name or self.path.absolute().name
+        location = Location(path, storage_options, storage)
+        self.path = location.alone()  # a reader outlives what was listed to plan it
+        self.name = name or self.path.name
         self.column = column
         if isinstance(strip, str | bytes) or not isinstance(strip, Collection):
             raise ConfigError(f"strip is {strip!r}; it must be a list of tokens")
@@ -57,7 +71,8 @@ class ShardReader(Stage):
         self.block_tokens = whole("block_tokens", block_tokens, least=1)
         self.max_epochs = _checked_epochs(max_epochs)
         self.folder = folder
-        self.counts = read_counts(self.path, column)
+        self.counts = read_counts(location, column)
+        self.entries = self.counts.entries
         if not self.counts.documents.sum():
             raise DataError(f"{self.path}: its {len(self.counts.shards)} shards hold no documents")
 
@@ -94,18 +109,37 @@ class ShardReader(Stage):
     def open_shard(self, shard: int, source: str, mapped: Mapped) -> ArrowShard:
         """Open a shard and hold it against its counts."""
         name = self.counts.shards[shard]
-        opened = open_shard(self.path / name, self.column, mapped)
+        if self.path.local is None:
+            raise RuntimeError(f"{self.path} is not local, and is read by ranges")
+        opened = open_shard(self.path.local / name, self.column, mapped)
+        self.check_counts(source, shard, opened.documents, opened.known_tokens)
+        return opened
+
+    def remote_source(self, files: Files, source: str, plan: Plan) -> RemoteSource:
+        """The shards, if they are remote, as those who share these files read them."""
+        key = self, plan
+        if key not in files.sources:
+            connection = Connection.to(self.path.url, self.path.options, self.path.storage)
+            shards = [
+                RemoteFile(connection.path(f"{self.path.url}/{one.name}"), one.size, one.version, f"source {source!r}")
+                for one in self.entries
+            ]
+            shelf, check = files.shelf(self.path.storage), partial(self.check_counts, source)
+            files.sources[key] = RemoteSource(shelf, connection, shards, self.column, plan, check)
+        return files.sources[key]
+
+    def check_counts(self, source: str, shard: int, documents: int, tokens: int | None) -> None:
+        """Raise if a shard does not hold what its counts say."""
         for what, said, found in (
-            ("documents", int(self.counts.documents[shard]), opened.documents),
-            ("tokens", int(self.counts.tokens[shard]), opened.known_tokens),
+            ("documents", int(self.counts.documents[shard]), documents),
+            ("tokens", int(self.counts.tokens[shard]), tokens),
         ):
             if found is not None and found != said:
                 way_out = f"run `fmsdata index` to rebuild the counts (they are in {self.counts.csv_root}/meta)"
                 raise CountsError(
-                    f"source {source!r}: counts say {said} {what} in {name} but the file holds {found}; "
-                    + (way_out if self.counts.csv_root else "it changed since this reader counted it")
+                    f"source {source!r}: counts say {said} {what} in {self.counts.shards[shard]} but the file holds "
+                    f"{found}; " + (way_out if self.counts.csv_root else "it changed since this reader counted it")
                 )
-        return opened
 
 
 class _LaneBlock(NamedTuple):
@@ -134,6 +168,9 @@ class _ReaderIterator(StageIterator):
         self._last = self._order.places(reader.max_epochs)  # how many blocks there are for this lane
         self._place = number(state, "block")  # the block to read next
         self._visited = number(state, "document")  # documents of it that were visited before
+        self._blocks = (_Mapped if reader.path.local else _Fetched)(reader, lane, self._source, self._plan)
+        if self._last > self._place:
+            self._blocks.start(self._place, self._step)
         # Documents to read at once. Grows, so that a rare source starts fast and a frequent one runs fast.
         self._wanted = 1
         # The state before each document of the chunk, and behind the last.
@@ -144,10 +181,11 @@ class _ReaderIterator(StageIterator):
         while True:
             blocks: list[_LaneBlock] = []
             documents = tokens = 0
-            while not blocks or (documents < self._wanted and tokens < CHUNK_TOKENS):
+            while not blocks or (documents < self._wanted and tokens < self._blocks.tokens_at_once):
                 if self._place + len(blocks) >= self._last:
                     break
-                block = self._read_block(*self._order[self._place + len(blocks)])
+                place = self._place + len(blocks)
+                block = self._read_block(*self._order[place], place)
                 blocks.append(block)
                 documents += len(block.length)
                 tokens += int(block.length.sum())
@@ -170,20 +208,27 @@ class _ReaderIterator(StageIterator):
         block, document = self._at[taken].tolist()
         return {"block": block, "document": document}
 
-    def _read_block(self, epoch: int, block: int) -> _LaneBlock:
+    def _step(self, place: int) -> Step | None:
+        """What is at a place of this lane."""
+        if place >= self._last:
+            return None
+        address = Address(*self._plan.block(self._order[place][1]))
+        counts = self._reader.counts
+        part = (address.stop - address.first) / int(counts.documents[address.shard])
+        return Step(address, part * int(counts.tokens[address.shard]))
+
+    def _read_block(self, epoch: int, block: int, place: int | None = None) -> _LaneBlock:
+        """A block: the one at this place, or one that is looked at out of order."""
         reader = self._reader
-        shard, first, stop = self._plan.block(block)
+        shard, first, stop = address = Address(*self._plan.block(block))
         name = reader.counts.shards[shard]
         self._lane.reading(f"source {self._source!r}, {name}, documents {first} to {stop - 1}, lane {self._lane.index}")
-        opened = self._lane.shards.get(
-            (reader, shard), lambda: reader.open_shard(shard, self._source, self._lane.mapped)
-        )
-        arrays, array, start, length = opened.read(first, stop)
+        (arrays, array, start, length), kept = self._blocks.read(address, place)
         stripped = NOTHING
         if reader.strip:
             stripped, length = _strip(arrays, array, start, length, np.array(reader.strip))
         key = key_of(self._lane.seed, self._source, epoch, block)
-        buffers = [Buffer(tokens, self._source, name, epoch, key) for tokens in arrays]
+        buffers = [Buffer(tokens, self._source, name, epoch, key) for tokens in kept]
         return _LaneBlock(first, buffers, array, start, length, stripped, key)
 
     def _in_order(self, blocks: list[_LaneBlock]) -> Chunk:
@@ -232,6 +277,51 @@ class _ReaderIterator(StageIterator):
                 f"source {self._source!r}: none of its {self._reader.size().documents} documents has at least {least} "
                 "tokens (min_length) after stripping; lower min_length or remove the source"
             )
+
+
+class _Mapped:
+    """The blocks of local shards."""
+
+    tokens_at_once = CHUNK_TOKENS
+
+    def __init__(self, reader: ShardReader, lane: Lane, source: str, plan: Plan) -> None:  # noqa: ARG002
+        self._reader, self._files, self._source = reader, lane.files, source
+
+    def start(self, place: int, step: Callable[[int], Step | None]) -> None:
+        pass
+
+    def read(self, address: Address, place: int | None) -> tuple[Block, Sequence[StoredTokens]]:  # noqa: ARG002
+        reader, shard = self._reader, address.shard
+        opened = self._files.shards.get(
+            (reader, shard), lambda: reader.open_shard(shard, self._source, self._files.mapped)
+        )
+        block = opened.read(address.first, address.stop)
+        return block, block.arrays
+
+
+class _Fetched:
+    """The blocks of remote shards."""
+
+    def __init__(self, reader: ShardReader, lane: Lane, source: str, plan: Plan) -> None:
+        self._lane, self._tokens = lane, reader.size().tokens
+        self._shelf = lane.files.shelf(reader.path.storage)
+        self._find = partial(reader.remote_source, lane.files, source, plan)
+        self._course: Course | None = None
+
+    @property
+    def tokens_at_once(self) -> int:
+        return min(CHUNK_TOKENS, self._shelf.tokens_at_once, int(self._tokens / self._lane.count * LOOKAHEAD))
+
+    def start(self, place: int, step: Callable[[int], Step | None]) -> None:
+        lane = self._lane
+        turn = Turn(lane.index, lane.burst, self._tokens / lane.count)
+        self._course = self._shelf.course(self._find, step, place, lane.clock, lane.pace, turn)
+
+    def read(self, address: Address, place: int | None) -> tuple[Block, Sequence[StoredTokens]]:
+        if self._course is not None and place is not None:
+            return self._course.read(place)
+        block = self._shelf.read_once(self._find(), address)
+        return block, block.arrays
 
 
 def _checked_epochs(epochs: float | None) -> float | None:

@@ -18,12 +18,11 @@ from torch.utils.data import IterableDataset
 
 from fmsdata.chunk import Chunk, Item
 from fmsdata.errors import ConfigError, StageError, StateError
+from fmsdata.files import Files
 from fmsdata.keys import key_of, mix
-from fmsdata.readers import ArrowShard
-from fmsdata.storage import Mapped, Recent
+from fmsdata.shelf import Clock, Pace
 
 State: TypeAlias = dict[str, Any]
-OPEN_SHARDS = 256
 PATIENCE = 20  # epochs without a single item before a stage gives up
 
 
@@ -39,14 +38,16 @@ class Lane:
     count: int = 1
     seed: int = 0
     source: str = ""
-    shards: Recent[ArrowShard] = field(default_factory=lambda: Recent(OPEN_SHARDS))
-    mapped: Mapped = field(default_factory=Mapped)
+    files: Files = field(default_factory=Files)
+    burst: int = 0  # about how many tokens it reads at once, when a window is filled
+    clock: Clock = field(default_factory=Clock)
+    pace: Pace = field(default_factory=Pace)
     reading: Callable[[str], None] = to_nobody  # is told what is read, before it is
     marks: bool = False  # instead of where tokens come from, tell which tokens of a mixture's source they are
 
     def named(self, name: str) -> "Lane":
         """The same lane, for what lies below one name of a mixture."""
-        return replace(self, source=below_name(self.source, name))
+        return replace(self, source=below_name(self.source, name), pace=Pace(within=self.pace))
 
 
 class Exhausted(Exception):

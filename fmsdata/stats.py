@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +20,7 @@ from fmsdata.errors import ConfigError
 from fmsdata.keys import Ints
 from fmsdata.mixture import Mixture, expected_tokens
 from fmsdata.stage import Stage, State, below_name, number
+from fmsdata.storage_stats import StorageStats
 
 if TYPE_CHECKING:
     from fmsdata.lanes import Places, Rescalable
@@ -194,6 +195,7 @@ class Stats:
     sources: dict[str, SourceStats]
     lanes: int  # that were counted ...
     lanes_of_run: int  # ... of this many
+    storage: StorageStats = field(default_factory=StorageStats)  # of shards that are not on a local disk
 
     @classmethod
     def total(cls, ranks: Sequence["Stats"]) -> "Stats":
@@ -232,6 +234,7 @@ class Stats:
             },
             lanes=lanes,
             lanes_of_run=first.lanes_of_run,
+            storage=sum((one.storage for one in ranks), StorageStats()),
         )
 
     def as_scalars(self, prefix: str = "data") -> dict[str, float]:
@@ -249,6 +252,8 @@ class Stats:
             f"{prefix}/waited_share": self.recent.waited_share,
             f"{prefix}/waited_share_overall": self.overall.waited_share,
         }
+        if self.storage:
+            scalars |= {f"{prefix}-storage/{one.name}": getattr(self.storage, one.name) for one in fields(self.storage)}
         for name, source in self.sources.items():
             scalars |= {
                 f"{prefix}-{what}/{name}": getattr(source, what) for what in ("tokens", "share", "wanted", "epochs")
@@ -264,6 +269,7 @@ class Stats:
             f"step {self.step}: {self.samples:,} samples, {self.tokens:,} tokens, "
             f"{self.recent.tokens_per_second:,.0f} tokens/s, waited {self.recent.waited_share:.1%} of the time; "
             + sources
+            + (f"; storage: {self.storage}" if self.storage else "")
         )
 
 
@@ -305,8 +311,8 @@ class Meter:
     def __exit__(self, *error: object) -> None:
         self._waited += time.perf_counter() - self._waiting_since
 
-    def stats(self, data: "Rescalable", places: "Places") -> Stats:
-        """The stats of lanes that stand at these places."""
+    def stats(self, data: "Rescalable", places: "Places", storage: StorageStats) -> Stats:
+        """The stats of lanes that stand at these places, for which so much was fetched."""
         columns = places.tokens()
         here = columns - places.tallies.refilled - self.begun
         now = Pace(
@@ -340,4 +346,5 @@ class Meter:
             },
             lanes=lanes,
             lanes_of_run=data.lanes,
+            storage=storage,
         )

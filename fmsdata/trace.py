@@ -23,15 +23,14 @@ from fmsdata.arguments import whole
 from fmsdata.checkpoint import Checkpoints
 from fmsdata.chunk import DOCUMENT, Chunk, epochs, provenance
 from fmsdata.errors import CheckpointError, ConfigError, StateError
+from fmsdata.files import Files
 from fmsdata.lanes import Rescalable, Resumed
 from fmsdata.mixture import Mixture, down_to_mixture
 from fmsdata.plan import cut_blocks, place_of
 from fmsdata.reader import ShardReader
-from fmsdata.readers import ArrowShard
 from fmsdata.schedule import Schedule
-from fmsdata.stage import OPEN_SHARDS, Lane, State, number, part
+from fmsdata.stage import Lane, State, number, part
 from fmsdata.state import Segment, continued
-from fmsdata.storage import Mapped, Recent
 
 NAME = re.compile(r"(.+)#([0-9]{1,18})")
 
@@ -94,8 +93,7 @@ class Trace:
         self.data = data
         self._checkpoints = checkpoints
         self._watch = watch  # is told how many lanes are read, of how many
-        self._shards: Recent[ArrowShard] = Recent(OPEN_SHARDS)
-        self._mapped = Mapped()
+        self._files = Files()
         steps = [] if checkpoints is None else [one for one in checkpoints.steps() if checkpoints.is_complete(one)]
         self.newest = max(steps, default=0)
         self._edited = 0  # the first step with the newest edit of the mix
@@ -225,7 +223,7 @@ class Trace:
         return dict(saved.lanes)
 
     def _lane(self, lane: int) -> Lane:
-        return self.data.lane(lane, self._shards, self._mapped)
+        return self.data.lane(lane, self._files)
 
     def _read(self, opened: "_OpenLane", stop: int, done: int, lanes: int) -> Iterator[tuple[int, Chunk]]:
         """The chunks of a lane until a line, each with the number of its first line."""

@@ -37,6 +37,7 @@ from fmsdata.feed import Taken
 from fmsdata.lanes import Lanes, Passed, Places, Rescalable
 from fmsdata.readers import Tokens
 from fmsdata.shared import SharedMemory
+from fmsdata.storage_stats import StorageStats
 
 PREFETCH = 2  # pieces that torch asks each worker for in advance
 MEMORIES = PREFETCH + 1  # of each worker
@@ -56,6 +57,7 @@ class Piece(NamedTuple):
     padding: Sequence[int] = ()  # of each line
     lines: Chunk | None = None  # without tokens, and only if they are needed
     passed: Sequence[Passed] = ()
+    traffic: StorageStats | None = None  # of this worker so far
     failure: "Failure | None" = None  # what kept the rest of the lines from coming
 
 
@@ -162,7 +164,8 @@ class _Worker(IterableDataset[Piece]):
             tokens = gather(rows)
             memory.write(tokens.reshape(-1).view(np.uint8).data)
             lines = _join_lines(rows) if self._work.needs_lines else None
-            return Piece(tokens.shape[1], tokens.dtype.str, padding_of(rows), lines, passed, failure)
+            traffic = lanes.files.traffic()
+            return Piece(tokens.shape[1], tokens.dtype.str, padding_of(rows), lines, passed, traffic, failure)
         except Exception as error:
             return Piece(failure=Failure.of(error))
 
@@ -229,6 +232,7 @@ class WorkerFeed:
         self._began = time.monotonic()  # when this round was taken on
         self._received: list[_Received] = []  # of this round, by worker
         self._ahead: dict[int, deque[Passed]] = {lane: deque() for lane in places.lines}  # received, not passed yet
+        self._traffic = [StorageStats()] * workers
         self._children: list[Any] = []
         self._aborted = False
         # torch would have signals of dying workers raise errors in the middle of whatever the trainer does. It does
@@ -290,6 +294,7 @@ class WorkerFeed:
             self._received.append(_Received(piece, memory, partial(self._note, worker)))
             for one in piece.passed:
                 self._ahead[one.lane].append(one)
+            self._traffic[worker] = piece.traffic or self._traffic[worker]
         check_lengths(received.piece.length for received in self._received if received.piece.length)
         self._batches_left = int(self._sizes[self._round % MEMORIES])
         self._round += 1
@@ -326,6 +331,9 @@ class WorkerFeed:
                     f"process {child.pid} {_ending(child.exitcode)}: {who}. "
                     "The loader is where it was: iterate again to start new workers, or resume from its state"
                 )
+
+    def traffic(self) -> StorageStats:
+        return sum(self._traffic, StorageStats())
 
     def close(self) -> None:
         self._source = iter(())  # torch ends the workers with the iterator that they work for
