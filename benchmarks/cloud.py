@@ -1,0 +1,471 @@
+"""What reading from object storage costs: throughput, the first batch, memory, bytes and requests.
+
+    python benchmarks/cloud.py [--parts throughput,first,memory,bytes,cache] [--rounds 5] [--profile]
+
+A real object store (the one of the tests) serves a corpus on loopback. In front of it, in a process of its own, a
+proxy delays each answer by 30 ms and sends 50 MB/s per connection. Every run of a loader is a process of its own too.
+
+The bandwidth is what the same requests take when they are made by a bare client: as many connections, the same ranges
+in the same order, URLs that were signed before, bytes thrown away. Loader and bare client take turns, and the
+median of the rounds counts, because timings on shared machines are noisy.
+"""
+
+import argparse
+import asyncio
+import cProfile
+import multiprocessing
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import aiohttp
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from fault_proxy import PASS, FaultProxy, Request, throttle
+from object_store import ObjectStore, client, storage_options
+
+import fmsdata
+from fmsdata.counts import write_index
+from fmsdata.prepare import Layout, write_shard
+
+LATENCY, RATE = 0.03, 50e6
+LENGTH, BATCH, WINDOW = 4096, 8, 256
+SPAWN = multiprocessing.get_context("spawn")
+
+
+class Asked(NamedTuple):
+    """A range that was asked for."""
+
+    path: str
+    range: str
+    when: float
+
+    @property
+    def size(self) -> int:
+        start, stop = self.range.removeprefix("bytes=").split("-")
+        return int(stop) - int(start) + 1
+
+
+def _serve(target: str, pipe: "Pipe[Any, Any]") -> None:
+    asked: list[tuple[str, str, float]] = []
+    action = PASS
+
+    def rule(request: Request) -> Any:
+        if request.method == "GET" and request.range is not None:
+            asked.append((request.path, request.range, time.monotonic()))
+        return action
+
+    with FaultProxy(target, rule) as proxy:
+        pipe.send(proxy.endpoint)
+        while (told := pipe.recv()) is not None:
+            action = throttle(RATE, LATENCY) if told == "slow" else PASS
+            pipe.send(asked.copy())
+            asked.clear()
+            proxy.clear()
+
+
+class Proxy:
+    """The proxy, and what it was asked."""
+
+    def __init__(self, target: str) -> None:
+        self._pipe, theirs = SPAWN.Pipe()
+        self._process = SPAWN.Process(target=_serve, args=(target, theirs), daemon=True)
+        self._process.start()
+        self.endpoint: str = self._pipe.recv()
+
+    def begin(self, kind: str) -> list[Asked]:
+        """Be slow from now on, or `fast`, and tell which ranges of shards were asked for before."""
+        self._pipe.send(kind)
+        return [Asked(*one) for one in self._pipe.recv() if one[0].endswith(".arrow")]
+
+    def end(self) -> list[Asked]:
+        return self.begin("fast")
+
+    def close(self) -> None:
+        self._pipe.send(None)
+        self._process.join(10)
+
+
+def _work(work: Callable[..., Any], arguments: dict[str, Any], pipe: "Pipe[Any, Any]") -> None:
+    pipe.send(work(**arguments))
+
+
+def apart(work: Callable[..., Any], **arguments: Any) -> Any:
+    """What a function returns that runs in a fresh process."""
+    mine, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=_work, args=(work, arguments, theirs))
+    process.start()
+    theirs.close()
+    try:
+        return mine.recv()
+    finally:
+        process.join()
+
+
+# What runs in processes of its own
+
+
+def read_steps(config: dict[str, Any], warm_up: int, steps: int, profile: bool = False) -> dict[str, Any]:
+    """Batches as fast as they come. When that began and ended, and what was waited for."""
+    loader = fmsdata.build_loader(config, rank=0, world_size=1)
+    batches = iter(loader)
+    for _ in range(warm_up):
+        next(batches)
+    profiler = cProfile.Profile()
+    if profile:
+        threading.setprofile_all_threads(profiler) if hasattr(threading, "setprofile_all_threads") else None
+    waited, cpu, began = loader.stats().storage.waited, time.process_time(), time.monotonic()
+    tokens = sum(next(batches)["input_ids"].numel() for _ in range(steps))
+    ended = time.monotonic()
+    result = {
+        "began": began,
+        "ended": ended,
+        "tokens": tokens,
+        "waited": loader.stats().storage.waited - waited,
+        "cpu": time.process_time() - cpu,
+    }
+    loader.close()
+    return result
+
+
+def fetch_bare(endpoint: str, asked: Sequence[Asked], connections: int) -> float:
+    """Seconds to fetch these ranges, and do nothing else."""
+    signer = client(endpoint)
+    work = []
+    for one in asked:
+        bucket, _, key = one.path.lstrip("/").partition("/")
+        url = signer.generate_presigned_url("get_object", {"Bucket": bucket, "Key": key}, ExpiresIn=3600)
+        work.append((url, one.range, one.size))
+    work.reverse()
+
+    async def take(session: aiohttp.ClientSession) -> None:
+        while work:
+            url, wanted, size = work.pop()
+            async with session.get(url, headers={"Range": wanted}) as answer:
+                if len(await answer.read()) != size:
+                    raise RuntimeError(f"{answer.status} for {url}")
+
+    async def take_all() -> float:
+        connector = aiohttp.TCPConnector(limit=connections)
+        async with aiohttp.ClientSession(connector=connector, read_bufsize=1 << 20) as session:
+            began = time.monotonic()
+            await asyncio.gather(*(take(session) for _ in range(connections)))
+            return time.monotonic() - began
+
+    return asyncio.run(take_all())
+
+
+def first_batch(config: dict[str, Any]) -> dict[str, Any]:
+    began = time.monotonic()
+    loader = fmsdata.build_loader(config, rank=0, world_size=1)
+    planned = time.monotonic()
+    next(iter(loader))
+    ended = time.monotonic()
+    fetched = loader.stats().storage
+    loader.close()
+    return {"planning": planned - began, "first": ended - planned, "bytes": fetched.bytes, "requests": fetched.requests}
+
+
+def memory(config: dict[str, Any], steps: int, seconds: float) -> dict[str, Any]:
+    """The most memory of its own (without mapped files) that the process had."""
+    most, over = 0, threading.Event()
+
+    def now() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
+
+    def watch() -> None:
+        nonlocal most
+        while not over.wait(0.02):
+            most = max(most, now())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    before = now()
+    loader = fmsdata.build_loader(config, rank=0, world_size=1)
+    began, done, held = time.monotonic(), 0, 0
+    for done, _ in enumerate(islice(loader, steps), 1):  # noqa: B007
+        held = max(held, loader.stats().storage.held_bytes)
+        if time.monotonic() > began + seconds:
+            break
+    again, threads = loader.stats().storage.again_bytes, threading.active_count()
+    over.set()
+    watcher.join()
+    loader.close()
+    took = time.monotonic() - began
+    return {
+        "most": most,
+        "before": before,
+        "steps": done,
+        "held": held,
+        "again": again,
+        "threads": threads,
+        "seconds": took,
+    }
+
+
+def read_rank(config: dict[str, Any], steps: Sequence[int], rank: int, world_size: int) -> dict[str, Any]:
+    """When each of these numbers of steps was done, and what of later steps was there already."""
+    loader = fmsdata.build_loader(config, rank=rank, world_size=world_size)
+    batches = iter(loader)
+    done = []
+    for some in steps:
+        for _ in range(some):
+            next(batches)
+        done.append(time.monotonic())
+    held = loader.stats().storage.held_bytes
+    loader.close()
+    return {"done": done, "held": held}
+
+
+# The corpora
+
+
+def write_source(folder: Path, tokens: int, mean: int, shards: int, layout: Layout = "list") -> None:
+    rng = np.random.default_rng(len(folder.name))
+    for shard in range(shards):
+        lengths = (rng.lognormal(-0.32, 0.8, max(1, tokens // shards // mean)) * mean).astype(np.int64) + 1
+        pool = rng.integers(1, 50_000, int(lengths.sum()), dtype=np.uint16)
+        write_shard(folder / f"{shard}.arrow", np.split(pool, np.cumsum(lengths)[:-1]), dtype=np.uint16, layout=layout)
+
+
+class Corpus(NamedTuple):
+    """Sources in the store, and on the disk."""
+
+    folder: Path
+    url: str
+    weights: dict[str, int]
+
+    def config(self, endpoint: str | None, **more: Any) -> dict[str, Any]:
+        return {
+            "path": str(self.folder) if endpoint is None else self.url,
+            "storage_options": {} if endpoint is None else storage_options(endpoint),
+            "sources": {name: {"weight": weight} for name, weight in self.weights.items()},
+            "documents": {"eos": 0},
+            "pack": {"seq_len": LENGTH},
+            "shuffle": {"window": WINDOW},
+            "loader": {"batch_size": BATCH},
+            **more,
+        }
+
+
+@contextmanager
+def corpus(store: ObjectStore, weights: dict[str, int], million: float, mean: int, **how: Any) -> Iterator[Corpus]:
+    """So many million tokens in all, in documents of this mean length."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name, weight in weights.items():
+            write_source(root / name, int(million * 1e6 * weight / sum(weights.values())), mean, **how)
+        write_index(root)
+        url = store.bucket("bench")
+        store.upload(root, url)
+        yield Corpus(root, url, weights)
+
+
+def print_row(*cells: object) -> None:
+    print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+
+
+def spread(some: Sequence[float], form: str = ".2f") -> str:
+    return f"{median(some):{form}} ({min(some):{form}} to {max(some):{form}})"
+
+
+# The parts
+
+
+def throughput(store: ObjectStore, proxy: Proxy, rounds: int) -> None:
+    """Four lanes of two sources, as one rank of a large run has: blocks of 2^18 tokens."""
+    warm_up, steps = 4 * WINDOW // BATCH, 2400
+    print("\nThroughput: 4 lanes x 2 sources, 200 M tokens")
+    print_row("connections", "bare MB/s", "loader MB/s", "M tokens/s", "of bare", "x without", "waited", "loader's CPU")
+    with corpus(store, {"web": 3, "books": 1}, 200, 1000, shards=4) as data:
+        for connections in (4, 8):
+            storage = {"prefetch_bytes": 64 << 20, "connections": connections}
+            rows: dict[str, list[float]] = {}
+            for _ in range(rounds):
+                proxy.begin("slow")
+                run = apart(
+                    read_steps,
+                    config=data.config(proxy.endpoint, lanes=4, storage=storage),
+                    warm_up=warm_up,
+                    steps=steps,
+                )
+                asked = [one for one in proxy.begin("slow") if run["began"] <= one.when < run["ended"]]
+                bare = apart(fetch_bare, endpoint=proxy.endpoint, asked=asked, connections=connections)
+                without = apart(
+                    read_steps,
+                    config=data.config(proxy.endpoint, lanes=4, storage={**storage, "prefetch_bytes": 0}),
+                    warm_up=warm_up,
+                    steps=steps // 8,
+                )
+                size, seconds = sum(one.size for one in asked), run["ended"] - run["began"]
+                slow = without["tokens"] / (without["ended"] - without["began"])
+                found = {
+                    "bare": size / bare / 1e6,
+                    "loader": size / seconds / 1e6,
+                    "tokens": run["tokens"] / seconds / 1e6,
+                    "of bare": bare / seconds,
+                    "x without": run["tokens"] / seconds / slow,
+                    "waited": run["waited"] / seconds,
+                    "cpu": run["cpu"] / seconds,
+                    "block": size / len(asked) / 1e3,
+                }
+                for name, value in found.items():
+                    rows.setdefault(name, []).append(value)
+            print_row(connections, *(spread(rows[name]) for name in found))
+    proxy.end()
+
+
+def first(store: ObjectStore, proxy: Proxy, rounds: int, million: float) -> None:
+    print(
+        f"\nThe first batch: 64 lanes x 4 sources, lines of {LENGTH}, window {WINDOW}, {million:.0f} M tokens, "
+        "blocks of half a MB"
+    )
+    print_row("batch size", "planning s", "first batch s", "together s", "MB", "requests")
+    with corpus(store, {"web": 4, "books": 3, "code": 2, "wiki": 1}, million, 1 << 18, shards=4) as data:
+        for batch_size in (8, 64):
+            proxy.begin("slow")
+            loader = {"batch_size": batch_size}
+            runs = [
+                apart(first_batch, config=data.config(proxy.endpoint, lanes=64, loader=loader)) for _ in range(rounds)
+            ]
+            together = spread([one["planning"] + one["first"] for one in runs])
+            megabytes, requests = (
+                median([one["bytes"] / 1e6 for one in runs]),
+                median([one["requests"] for one in runs]),
+            )
+            both = (spread([one[name] for one in runs]) for name in ("planning", "first"))
+            print_row(batch_size, *both, together, f"{megabytes:.1f}", requests)
+    proxy.end()
+
+
+def memory_of_a_worker(store: ObjectStore) -> None:
+    """Documents of 20,000 tokens, so that blocks are large although the corpus is small."""
+    print("\nMemory: 500 lanes x 13 sources, 520 M tokens, straight from the store")
+    print_row(
+        "run",
+        "window",
+        "batches",
+        "seconds",
+        "peak MB",
+        "above one lane",
+        "above one lane and budget",
+        "held MB",
+        "MB read again",
+    )
+    sources = {f"source-{i:02}": 1 for i in range(13)}
+    with corpus(store, sources, 520, 20_000, shards=2) as data:
+        one_source = Corpus(data.folder, data.url, {"source-00": 1})
+        least = apart(
+            memory,
+            config=one_source.config(store.endpoint, lanes=1, storage={"prefetch_bytes": 0}),
+            steps=100,
+            seconds=60,
+        )["most"]
+        for window in (8, 64):
+            for budget in (None, 32 << 20, 256 << 20):
+                more: dict[str, Any] = {"lanes": 500, "shuffle": {"window": window}}
+                if budget is not None:
+                    more["storage"] = {"prefetch_bytes": budget}
+                config = data.config(None if budget is None else store.endpoint, **more)
+                run = apart(memory, config=config, steps=500 * window * 5 // 4 // BATCH, seconds=90)
+                above = run["most"] - least
+                numbers = (run["most"], above, above - (budget or 0), run["held"], run["again"])
+                name = "local" if budget is None else f"{budget >> 20} MB"
+                print_row(name, window, run["steps"], f"{run['seconds']:.0f}", *(f"{one / 1e6:.0f}" for one in numbers))
+        print_row("one lane, one source", WINDOW, 100, "", f"{least / 1e6:.0f}", "", "", "", "")
+
+
+def bytes_of_an_epoch(store: ObjectStore, proxy: Proxy) -> None:
+    print("\nBytes fetched for each byte used, over nine tenths of an epoch of one source on 16 lanes")
+    print_row(
+        "layout",
+        "ranks",
+        "MB used",
+        "MB held",
+        "MB fetched",
+        "fetched / (used + held)",
+        "requests / MB",
+        "KB / request",
+    )
+    layouts: tuple[Layout, ...] = ("list", "batch")
+    for layout in layouts:
+        with corpus(store, {"web": 1}, 48, 1000, shards=3, layout=layout) as data:
+            tokens = fmsdata.ShardReader(data.folder / "web").size().tokens
+            config = data.config(
+                proxy.endpoint, lanes=16, documents={}, shuffle={"window": 4}, loader={"batch_size": 4, "prefetch": 1}
+            )
+            for world_size in (1, 4, 16):
+                steps = tokens * 9 // 10 // (LENGTH + 1) // 4 // world_size
+                proxy.begin("fast")
+                held = 0
+                for rank in range(world_size):
+                    held += apart(read_rank, config=config, steps=[steps], rank=rank, world_size=world_size)["held"]
+                asked = proxy.begin("fast")
+                used, fetched = steps * 4 * world_size * (LENGTH + 1) * 2, sum(one.size for one in asked)
+                print_row(
+                    *(layout, world_size, f"{used / 1e6:.1f}", f"{held / 1e6:.1f}", f"{fetched / 1e6:.1f}"),
+                    f"{fetched / (used + held):.3f}",
+                    *(f"{len(asked) / fetched * 1e6:.1f}", f"{fetched / len(asked) / 1e3:.0f}"),
+                )
+
+
+def from_the_cache(store: ObjectStore, proxy: Proxy) -> None:
+    print("\nWith the cache on the node's disk: one source, 16 lanes, one rank")
+    print_row("epoch", "MB from the server", "requests", "seconds")
+    with corpus(store, {"web": 1}, 48, 1000, shards=3) as data, tempfile.TemporaryDirectory() as folder:
+        tokens = fmsdata.ShardReader(data.folder / "web").size().tokens
+        storage = {"cache": {"path": folder, "limit": "1GB"}}
+        config = data.config(proxy.endpoint, lanes=16, documents={}, shuffle={"window": 4}, storage=storage)
+        steps = tokens // (LENGTH + 1) // BATCH
+        proxy.begin("slow")
+        began = time.monotonic()
+        done = apart(read_rank, config=config, steps=[steps, steps], rank=0, world_size=1)["done"]
+        again = time.monotonic()
+        done += apart(read_rank, config=config, steps=[steps], rank=0, world_size=1)["done"]
+        asked = proxy.end()
+        for name, start, end in (
+            ("first", began, done[0]),
+            ("second", done[0], done[1]),
+            ("first, run again", again, done[2]),
+        ):
+            some = [one for one in asked if start <= one.when < end]
+            print_row(name, f"{sum(one.size for one in some) / 1e6:.2f}", len(some), f"{end - start:.1f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default="throughput,first,memory,bytes,cache")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--first-tokens", type=float, default=300, help="million tokens of the corpus for the first batch"
+    )
+    args = parser.parse_args()
+    parts = args.parts.split(",")
+    with tempfile.TemporaryDirectory() as folder, ObjectStore(Path(folder)) as store:
+        proxy = Proxy(store.endpoint)
+        if "throughput" in parts:
+            throughput(store, proxy, args.rounds)
+        if "first" in parts:
+            first(store, proxy, args.rounds, args.first_tokens)
+        if "memory" in parts:
+            memory_of_a_worker(store)
+        if "bytes" in parts:
+            bytes_of_an_epoch(store, proxy)
+        if "cache" in parts:
+            from_the_cache(store, proxy)
+        proxy.close()
+
+
+if __name__ == "__main__":
+    main()
