@@ -1,13 +1,15 @@
 """Small corpora of every kind, made anew for each test."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from fault_proxy import FaultProxy
+from object_store import ObjectStore, Server, SwiftStore
 
 import fmsdata
 from fmsdata.config import build_data, make_loader, read_config
@@ -47,6 +49,35 @@ def corpus(tmp_path: Path) -> Path:
     write_source(tmp_path / "web", documents(rng, 60), layout="list")
     write_source(tmp_path / "wiki", documents(rng, 23), layout="batch", dtype=np.int32, shards=2)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """A real object store on loopback. Each test makes buckets of its own in it."""
+    with ObjectStore(tmp_path_factory.mktemp("object-store")) as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def swift_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwiftStore]:
+    """Another one that shares no code with it."""
+    with SwiftStore(tmp_path_factory.mktemp("swift")) as store:
+        yield store
+
+
+@pytest.fixture(params=["object_store", "swift_store"])
+def any_store(request: pytest.FixtureRequest) -> Server:
+    """First the one, then the other."""
+    store = request.getfixturevalue(request.param)
+    assert isinstance(store, Server)
+    return store
+
+
+@pytest.fixture
+def proxy(object_store: ObjectStore) -> Iterator[FaultProxy]:
+    """A proxy in front of the store that passes everything, until the test gives it a rule."""
+    with FaultProxy(object_store.endpoint) as proxy:
+        yield proxy
 
 
 CONFIG: dict[str, Any] = {

@@ -491,7 +491,7 @@ def test_checkpoints_take_the_storage_options_of_the_same_kind_of_path(corpus: P
         config = read_config({**CONFIG, "path": corpus, "storage_options": {"auto_mkdir": True}, "checkpoint": told})
         loader = make_loader(config, build_data(config), rank=0, world_size=1)
         assert loader.checkpoint is not None
-        return loader.checkpoint._folder._files.storage_options
+        return loader.checkpoint._folder.storage_options
 
     assert options(path=str(tmp_path / "a")) == {"auto_mkdir": True}
     assert options(path=f"file://{tmp_path}/b") == {"auto_mkdir": True}

@@ -1,5 +1,6 @@
 """What the README and the docs show must run as it is pasted, and hold what they say of it."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -8,10 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from conftest import documents, write_source
 
 import fmsdata
 from fmsdata import testing
+from fmsdata.config import read_config
+from fmsdata.counts import Counts
+from fmsdata.plan import cut_blocks
+from fmsdata.reader import BLOCK_TOKENS
+from fmsdata.storage_stats import StorageStats
 
 ROOT = Path(__file__).parent.parent
 
@@ -71,3 +78,46 @@ def test_the_custom_stage_of_the_docs_keeps_the_laws(tmp_path: Path, fill_in_the
 def test_every_link_in_the_readme_leads_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text()):
         assert (ROOT / target).exists(), target
+
+
+def test_the_settings_of_the_cloud_page_are_valid(tmp_path: Path) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/cloud.md").read_text(), re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        (tmp_path / "run.yaml").write_text(block)
+        told = read_config(tmp_path / "run.yaml", {"path": "s3://bucket/corpus", "pack.seq_len": 4})
+        assert told.storage.settings() == fmsdata.Storage(cache=told.storage.settings().cache)
+    page = (ROOT / "docs/configuration.md").read_text() + (ROOT / "docs/cloud.md").read_text()
+    for field in (*dataclasses.fields(fmsdata.Storage), *dataclasses.fields(StorageStats)):
+        assert f"`{field.name}`" in page, field.name
+
+
+@pytest.mark.parametrize(("dtype", "blocks"), [(np.uint32, 9_848_070), (np.uint16, 19_292_440)])
+def test_the_worked_example_of_the_cloud_page_is_what_is_planned(dtype: Any, blocks: int) -> None:
+    """10 TB in shards of 500 MB, 13 sources in proportion to their weights, 3,072 lanes."""
+    page = (ROOT / "docs/cloud.md").read_text()
+    sources = yaml.safe_load((ROOT / "configs/sources/multilingual.yaml").read_text())["sources"]
+    lanes = read_config(ROOT / "configs/s3-128-nodes.yaml", {"storage_options": {}}).lanes
+    documents_per_shard = 500_000 // np.dtype(dtype).itemsize
+    planned = sizes = 0
+    for source in sources.values():
+        shards = 2 * source["weight"]
+        documents = np.full(shards, documents_per_shard)
+        counts = Counts(tuple(f"{i}.arrow" for i in range(shards)), documents, documents * 1000)
+        plan = cut_blocks(counts, lanes, BLOCK_TOKENS)
+        assert plan.blocks >= 32 * lanes
+        planned, sizes = planned + plan.blocks, sizes + shards
+    assert (sizes, planned) == (20_000, blocks)
+    assert f" {blocks:,} |" in page
+
+
+def test_every_link_between_the_pages_leads_somewhere() -> None:
+    def anchors(page: Path) -> set[str]:
+        titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+        return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+    for page in (ROOT / "docs").glob("*.md"):
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+            to = (page.parent / target).resolve() if target else page
+            assert to.exists(), (page.name, target)
+            assert not anchor or anchor in anchors(to), (page.name, target, anchor)

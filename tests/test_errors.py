@@ -52,7 +52,8 @@ def build(root: Path, overrides: dict[str, Any] | None = None, **ranks: Any) -> 
         ({"checkpoint": {"path": ""}}, r"path is ''"),
         ({"checkpoint": {"path": "nosuch://x"}}, r"nosuch"),
         ({"checkpoint": {"path": "x", "evry": 3}}, r"checkpoint.evry: unknown key; did you mean 'every'"),
-        ({"path": "s3://bucket/corpus"}, r"s3:// is not available yet"),
+        ({"path": "nosuch://bucket/corpus"}, r"path 'nosuch://bucket/corpus.*' can't be used: Protocol not known"),
+        ({"path": "zip::s3://bucket/corpus"}, r"path 'zip::s3://bucket/corpus' is several in one"),
     ],
     ids=str,
 )

@@ -328,7 +328,7 @@ def test_random_bytes_are_an_error(start: bytes) -> None:
 @pytest.mark.parametrize(("layout", "stream"), LAYOUTS)
 def test_a_flipped_byte_behind_the_schema_raises_nothing_but_data_errors(layout: Layout, stream: bool) -> None:
     data = plain_shard(some_documents(), layout, stream)
-    schema_end = len(ipc([], stream=True, schema=opened(data)._schema))
+    schema_end = len(ipc([], stream=True, schema=opened(data)._column.schema))
     end = len(data) if stream else data.rindex(b"\xff\xff\xff\xff\0\0\0\0")
     rng = np.random.default_rng(3)
     errors = 0
