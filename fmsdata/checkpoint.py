@@ -23,6 +23,7 @@ from fmsdata.arguments import whole
 from fmsdata.errors import CheckpointError, ConfigError, FmsdataWarning
 from fmsdata.stage import State
 from fmsdata.storage import Folder
+from fmsdata.storage_settings import Storage
 
 STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 FILE = re.compile(r"rank-([0-9]+)-of-([0-9]+)\.([0-9a-f]{8})\.([0-9]+)\.json")
@@ -49,13 +50,14 @@ class Checkpoints:
         keep: int | None = 3,
         on_sigterm: bool = False,
         storage_options: Mapping[str, Any] | None = None,
+        storage: Storage | None = None,
     ) -> None:
         self.every = None if every is None else whole("every", every, least=1)
         self.keep = None if keep is None else whole("keep", keep, least=1)
         self.on_sigterm = on_sigterm
         if not isinstance(on_sigterm, bool):
             raise ConfigError(f"on_sigterm is {on_sigterm!r}; it must be True or False")
-        self._folder = Folder(path, storage_options or {}, CheckpointError)
+        self._folder = Folder(path, storage_options or {}, CheckpointError, storage)
         self._waiting: list[int] = []  # steps that were not complete when this process had written its part
 
     def __str__(self) -> str:

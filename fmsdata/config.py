@@ -120,7 +120,8 @@ def make_checkpoints(config: Config) -> Checkpoints | None:
     if config.checkpoint is None:
         return None
     told = dict(config.checkpoint)
-    return Checkpoints(**{**told, "storage_options": options_for(config, told["path"])})
+    options, storage = options_for(config, told["path"]), config.storage.settings()
+    return Checkpoints(**{**told, "storage_options": options, "storage": storage})
 
 
 def options_for(config: Config, path: str) -> dict[str, Any] | None:

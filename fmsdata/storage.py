@@ -17,6 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fmsdata.atomic import write_whole
 from fmsdata.connection import Connection
 from fmsdata.errors import ConfigError, DataError, FmsdataError, StorageError
+from fmsdata.storage_settings import Storage
 
 Opened = TypeVar("Opened")
 SMALL = 1 << 16
@@ -114,13 +115,17 @@ class Folder:
     """
 
     def __init__(
-        self, url: str | os.PathLike[str], options: Mapping[str, Any], error: Callable[[str], FmsdataError]
+        self,
+        url: str | os.PathLike[str],
+        options: Mapping[str, Any],
+        error: Callable[[str], FmsdataError],
+        storage: Storage | None = None,
     ) -> None:
         if not isinstance(url, str | os.PathLike) or not os.fspath(url):
             raise ConfigError(f"path is {url!r}; it must be the path of a folder")
         text = os.fspath(url)
         self._url, self.storage_options, self._error = text.rstrip("/"), dict(options), error
-        self._files = _LocalFiles(text) if is_local(text) else _RemoteFiles(text, self.storage_options)
+        self._files = _LocalFiles(text) if is_local(text) else _RemoteFiles(text, self.storage_options, storage)
 
     def __str__(self) -> str:
         return self._url
@@ -202,13 +207,13 @@ class _LocalFiles:
 class _RemoteFiles:
     """The same through a connection. Object stores have no folders: they end with the last file in them."""
 
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        self._url, self._options = url, options
+    def __init__(self, url: str, options: Mapping[str, Any], storage: Storage | None) -> None:
+        self._url, self._options, self._storage = url, options, storage
         self._root = self._connection.path(url).rstrip("/")
 
     @property
     def _connection(self) -> Connection:
-        return Connection.to(self._url, self._options)  # of this process: there may have been a fork
+        return Connection.to(self._url, self._options, self._storage)  # of this process: there may have been a fork
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}".rstrip("/")

@@ -94,7 +94,7 @@ def trace(
 def _checkpoints(config: Config, path: str | None) -> Checkpoints | None:
     if path is None:
         return make_checkpoints(config)
-    named = Checkpoints(path, storage_options=options_for(config, path))
+    named = Checkpoints(path, storage_options=options_for(config, path), storage=config.storage.settings())
     if not any(map(named.is_complete, named.steps())):
         raise CheckpointError(f"{path}: there is no complete checkpoint in it")
     return named
