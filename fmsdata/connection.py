@@ -29,6 +29,7 @@ __all__ = ["Connection", "Entry", "Fetched", "Listing", "Traffic", "close_connec
 
 T = TypeVar("T")
 ERRORS = {Kind.MISSING: MissingError, Kind.DENIED: DeniedError}
+ASSUMED = 64 << 20  # bytes of a file that is read whole: its size is not known before
 FRESH_CLIENTS = 3  # that a request may ask for, one after the other
 SECRET = re.compile("key|secret|token|password|credential|sas|sig", re.IGNORECASE)
 
@@ -130,7 +131,7 @@ class Connection:
     async def read_all(self, path: str, what: str = "") -> bytes:
         """All of a file."""
         about = _About(self._url(path), "read", what)
-        data = (await self._request(lambda client: client.read(path, 0, None, None), about)).data
+        data = (await self._request(lambda client: client.read(path, 0, None, None), about, ASSUMED)).data
         self.traffic.bytes += len(data)
         return data
 

@@ -45,6 +45,7 @@ LAYOUT_BYTES = 64 << 20  # of layouts that are remembered
 IN_USE = 3 / 4  # of the budget, for what the pipeline has got: the rest is for what comes next
 LOOKAHEAD = 1 / 64  # of an epoch
 AT_ONCE = 64  # fetches that are begun: to begin thousands takes longer than the one that is waited for
+TIDY = 1000  # entries of a list that may be over
 LOOK_SECONDS = 0.2  # how often who waits looks whether it is still wanted
 
 
@@ -313,7 +314,9 @@ class Shelf:
         self._numbers = count()
         self._count = 0  # of courses
         self._ahead = 0  # bytes
-        self._requested: deque[tuple[_Ahead, weakref.ref[Course]]] = deque()  # the most urgent first, more or less
+        # The most urgent first, more or less. What was read is not kept for being in it.
+        self._requested: deque[tuple[weakref.ref[_Ahead], weakref.ref[Course]]] = deque()
+        self._most_requested = TIDY
         self._lent: OrderedDict[int, tuple[weakref.ref[LentTokens], int]] = OrderedDict()  # by when they were used
         self._lent_bytes = 0
         self._gone: deque[int | dict[int, _Ahead]] = deque()  # what nobody uses any more; any thread may find that
@@ -382,6 +385,7 @@ class Shelf:
 
     def _fill(self, coming: int) -> None:
         """Fetch what is needed next, as long as there is room, beside so many bytes that are just coming."""
+        self._tidy()
         started = 0
         while self._courses and started < AT_ONCE:
             priority, _, version, reference = self._courses[0]
@@ -398,17 +402,25 @@ class Shelf:
             started += 1
             ahead = self._fetch(course.source, step, priority)
             course.fetched(ahead)
-            self._requested.append((ahead, reference))
+            self._requested.append((weakref.ref(ahead), reference))
             self._push(course)
-        while self._requested and not self._requested[0][0].wanted:
-            self._requested.popleft()
+
+    def _tidy(self) -> None:
+        """Forget what is over, now and then: not all of it comes to an end of its list by itself."""
+        if len(self._courses) > 3 * self._count + TIDY:
+            courses = [(entry, entry[3]()) for entry in self._courses]
+            self._courses = [entry for entry, course in courses if course is not None and course.version == entry[2]]
+            heapq.heapify(self._courses)
+        if len(self._requested) > self._most_requested:
+            self._requested = deque(one for one in self._requested if (ahead := one[0]()) is not None and ahead.wanted)
+            self._most_requested = 2 * len(self._requested) + TIDY
 
     def _give_up_farthest(self) -> bool:
         """Give up what was fetched ahead and is needed last, if there is anything."""
         while self._requested:
-            ahead, reference = self._requested.pop()
-            course = reference()
-            if ahead.wanted and course is not None:
+            asked, reference = self._requested.pop()
+            ahead, course = asked(), reference()
+            if ahead is not None and ahead.wanted and course is not None:
                 ahead.wanted = False
                 ahead.future.cancel()
                 self._ahead -= ahead.bytes

@@ -217,6 +217,18 @@ def test_the_least_recently_used_go_first(tmp_path: Path, exact: None) -> None:
     assert kept == [0, 3, 4, 5, 6, 7, 8, 9, 10], "one to make room, one to have some"
 
 
+def test_on_a_slow_disk_no_more_is_removed_than_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fmsdata.cache, "LONGEST", -1.0)
+    monkeypatch.setattr(fmsdata.cache, "BATCH", 2)
+    cache = DiskCache(tmp_path, 100_000)
+    for number in range(100):
+        cache.put(str(number), bytes(1000 - HEADER.size))
+    cache.put("large", bytes(5000 - HEADER.size))
+    assert cache.get("large", 5000 - HEADER.size) is not None
+    kept = [number for number in range(100) if cache.get(str(number), 1000 - HEADER.size) is not None]
+    assert kept == list(range(6, 100))
+
+
 def test_a_use_within_a_minute_is_not_noted_again(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, MUCH)
     cache.put("k", b"data")
