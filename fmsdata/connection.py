@@ -104,8 +104,9 @@ class Connection:
         return self._thread.start(coroutine)
 
     def soon(self, call: Callable[..., object], *args: object) -> None:
-        """Call it in the loop, soon."""
-        self._thread.loop.call_soon_threadsafe(call, *args)
+        """Call it in the loop, soon. If that has ended, there is nothing more to do."""
+        with suppress(RuntimeError):
+            self._thread.loop.call_soon_threadsafe(call, *args)
 
     def url(self, path: str) -> str:
         """The URL of a path, fit to be shown."""

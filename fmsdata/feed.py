@@ -48,6 +48,9 @@ class Feed(Protocol):
     def check(self) -> None:
         """Raise if nothing more can come."""
 
+    def wake(self) -> None:
+        """Nobody wants what comes next: whoever waits for storage need not, called from another thread."""
+
     def traffic(self) -> StorageStats:
         """What was fetched of remote shards so far."""
 
@@ -72,6 +75,9 @@ class LocalFeed:
 
     def check(self) -> None:
         pass
+
+    def wake(self) -> None:
+        self.close()
 
     def traffic(self) -> StorageStats:
         return self._lanes.files.traffic()
@@ -173,6 +179,8 @@ class ReadAhead:
         """Have the thread and its feed end soon, without waiting for that."""
         self._stop.set()
         self._room.put(None)  # the thread may wait for it
+        if self._feed is not None:
+            self._feed.wake()
 
     def close(self) -> None:
         """End the thread and its feed. One that takes long, because somebody's function does, ends later by itself."""

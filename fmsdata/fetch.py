@@ -105,6 +105,15 @@ class RangeQueue:
         if urgency.behind is not None:
             self.hurry(urgency.behind)
 
+    def close(self) -> None:
+        """Whatever was asked for is not wanted any more."""
+        self._heap.clear()
+        for waiting in self._waiting.values():
+            for _, _, request in waiting:
+                request.answer.cancel()
+        for task in self._running:
+            task.cancel()
+
     def traffic(self) -> StorageStats:
         """What was read so far."""
         now, before = self._connection.traffic, self._before

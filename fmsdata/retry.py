@@ -112,6 +112,8 @@ def understand(error: BaseException, worked: bool = False) -> Finding:
     if found := next((one for one in chain if isinstance(one, ssl.SSLCertVerificationError)), None):
         advice = "check the endpoint's name, the clock, and the certificates that are trusted (AWS_CA_BUNDLE)"
         return Finding(Verdict.FAIL, f"its certificate can't be trusted: {clean(str(found))}", advice)
+    if any(isinstance(one, ssl.SSLError) and one.reason == "WRONG_VERSION_NUMBER" for one in chain):
+        return Finding(Verdict.FAIL, "the server does not speak TLS", "check whether the endpoint is http or https")
     if names & NO_CREDENTIALS:
         advice = "give them in storage_options, the environment or ~/.aws, or say `anon: true` for public data"
         return Finding(Verdict.FRESH if worked else Verdict.FAIL, "no credentials were found", advice)
@@ -231,8 +233,8 @@ def clean(text: str) -> str:
 
 @dataclass(frozen=True)
 class Policy:
-    """How often and how long a request is tried. Waits are drawn from the whole of an interval that doubles: many
-    processes that failed together do not come back together."""
+    """How often and how long a request is tried. Waits are drawn from the upper half of an interval that doubles: many
+    processes that failed together do not come back together, and none of many requests gives up long before others."""
 
     retries: int
     timeout: float
@@ -251,7 +253,8 @@ class Policy:
         """Seconds to wait after so many attempts; None if it is time to give up."""
         if attempts > self.retries or left <= 0:
             return None
-        wait = self.random.uniform(0, min(LONGEST_WAIT, FIRST_WAIT * 2 ** (attempts - 1)))
+        longest = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** (attempts - 1))
+        wait = self.random.uniform(longest / 2, longest)
         if asked is None:
             return min(wait, left / 2)  # rather too soon than not at all
         return min(asked + wait, (asked + left) / 2) if asked < left else None

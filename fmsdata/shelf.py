@@ -21,7 +21,7 @@ import warnings
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count
@@ -129,6 +129,11 @@ class _Layouts:
         if urgency.due < own.due:
             source.queue.hurry(own)
         return await asyncio.shield(task)
+
+    def close(self) -> None:
+        """Nobody waits for what is not there yet."""
+        for task, _ in list(self._kept.values()):
+            task.cancel()
 
     def _settle(self, key: "tuple[RemoteSource, int]", task: "asyncio.Task[Layout]") -> None:
         if task.cancelled() or task.exception() is not None:  # who asks next tries again
@@ -440,6 +445,9 @@ class Shelf:
                 except TimeoutError:
                     if future.done():
                         raise
+                except CancelledError:
+                    if not self._closed:
+                        raise
         except BaseException:
             future.cancel()
             raise
@@ -510,8 +518,11 @@ class Shelf:
         return total
 
     def close(self) -> None:
-        """Fetch nothing more. Who waits gets an error."""
+        """Fetch nothing more. Who waits gets an error, and what is under way is dropped."""
         self._closed = True
+        for connection, queue in self._queues.items():
+            connection.soon(self.layouts.close)
+            connection.soon(queue.close)
         for _, _, _, reference in self._courses:
             course = reference()
             for one in course.ahead.values() if course is not None else ():

@@ -332,6 +332,9 @@ class WorkerFeed:
                     "The loader is where it was: iterate again to start new workers, or resume from its state"
                 )
 
+    def wake(self) -> None:
+        pass  # workers wait for storage, and are ended with what they work for
+
     def traffic(self) -> StorageStats:
         return sum(self._traffic, StorageStats())
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -23,6 +24,7 @@ from object_store import ObjectStore
 
 import fmsdata
 from fmsdata.counts import write_index
+from fmsdata.feed import Direct
 from fmsdata.prepare import write_shard
 
 PROGRAM = Path(__file__).parent / "programs" / "remote_run.py"
@@ -379,6 +381,40 @@ def test_a_process_ends_cleanly(corpus: Corpus, object_store: ObjectStore) -> No
         code = f"import fmsdata; loader = fmsdata.build_loader({config!r}); next(iter(loader))"
         done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, timeout=60)
         assert (done.returncode, done.stderr.decode()) == (0, "")
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_loader_that_is_closed_leaves_no_request_behind(corpus: Corpus, proxy: FaultProxy, prefetch: int) -> None:
+    """Not even those that stall: others need the connections."""
+    storage = {"connections": 3, "timeout": 60.0}
+    loader = fmsdata.build_loader(
+        corpus.config(proxy.options, storage=storage, loader={"batch_size": 2, "prefetch": prefetch})
+    )
+    proxy.rule = always(stall())
+    proxy.clear()
+
+    def wait() -> None:
+        with pytest.raises(fmsdata.StorageError):
+            next(iter(loader))
+
+    waiting = threading.Thread(target=wait)
+    if prefetch:
+        loader._engine = loader._start_engine()
+    else:
+        waiting.start()
+    _until(lambda: proxy.requests.now == 3)
+    began = time.monotonic()
+    if prefetch:
+        loader.close()
+    else:
+        assert isinstance(loader._engine, Direct)
+        loader._engine.stop()
+        waiting.join(10)
+    _until(lambda: proxy.requests.now == 0, 5.0)
+    assert time.monotonic() - began < 5
+    proxy.rule = always(delay(0))
+    assert len(next(iter(loader))["input_ids"]) == 2
+    loader.close()
 
 
 def test_an_interrupt_is_heard_while_a_fetch_stalls(corpus: Corpus, proxy: FaultProxy) -> None:

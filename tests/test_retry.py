@@ -213,14 +213,14 @@ def test_secrets_in_urls_are_not_told(text: str, expected: str) -> None:
 POLICY = Policy(retries=8, timeout=20, deadline=120, random=random.Random(1))
 
 
-def test_waits_double_and_are_drawn_from_the_whole_interval() -> None:
+def test_waits_double_and_are_drawn_from_the_upper_half_of_the_interval() -> None:
     for attempts in range(1, 9):
         longest = min(10.0, 0.1 * 2 ** (attempts - 1))
         waits = sorted(POLICY.wait(attempts, 120) or 0.0 for _ in range(1000))
         assert waits[-1] <= longest
         assert waits[-1] > 0.95 * longest
-        assert waits[0] < 0.05 * longest
-        assert 0.45 * longest < sum(waits) / 1000 < 0.55 * longest
+        assert 0.5 * longest <= waits[0] < 0.55 * longest
+        assert 0.7 * longest < sum(waits) / 1000 < 0.8 * longest
 
 
 @given(st.integers(1, 12), st.floats(-10, 200), st.none() | st.floats(0, 300), st.integers(0, 10))
