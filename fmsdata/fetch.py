@@ -65,11 +65,14 @@ class RangeQueue:
         self._numbers = count()  # what is equally urgent is read in the order in which it was asked for
         self._waiting: dict[str, list[tuple[int, int, _Request]]] = {}  # of each file, by place
         self._running: set[asyncio.Task[None]] = set()
+        self._closed = False
         self._cached_bytes = 0
         self._looking, self._keeping = asyncio.Semaphore(4), asyncio.Lock()  # in the cache: it's one disk
         self._before = replace(connection.traffic)
 
     async def read(self, file: RemoteFile, wanted: Range, urgency: Urgency) -> bytes:
+        if self._closed:
+            raise asyncio.CancelledError
         if wanted.start >= wanted.stop:
             return b""
         key = f"{self._connection.url(file.path)}|{file.version}|{wanted.start}-{wanted.stop}"
@@ -106,7 +109,8 @@ class RangeQueue:
             self.hurry(urgency.behind)
 
     def close(self) -> None:
-        """Whatever was asked for is not wanted any more."""
+        """Whatever was asked for is not wanted any more, nor what will be."""
+        self._closed = True
         self._heap.clear()
         for waiting in self._waiting.values():
             for _, _, request in waiting:

@@ -523,10 +523,6 @@ class Shelf:
         for connection, queue in self._queues.items():
             connection.soon(self.layouts.close)
             connection.soon(queue.close)
-        for _, _, _, reference in self._courses:
-            course = reference()
-            for one in course.ahead.values() if course is not None else ():
-                one.future.cancel()
 
 
 def _plain(block: FetchedBlock) -> Block:
