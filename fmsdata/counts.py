@@ -12,9 +12,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from rich.console import Console
@@ -23,13 +22,13 @@ from rich.progress import Progress
 from fmsdata.connection import Connection, Entry
 from fmsdata.counts_csv import HEADER, Count, counts_files, told_by_csv
 from fmsdata.errors import CountsError, DataError
+from fmsdata.fetch import drive
 from fmsdata.io_thread import together
 from fmsdata.keys import Ints
 from fmsdata.location import Location
 from fmsdata.readers import SUFFIXES, open_shard
-from fmsdata.readers.ranges import Reading, read_layout
+from fmsdata.readers.ranges import Range, read_layout
 
-Result = TypeVar("Result")
 log = logging.getLogger("fmsdata")
 
 
@@ -140,8 +139,9 @@ def count_remote(
     async def count(waiting: Iterator[Entry]) -> None:
         for entry in waiting:
             shard = folder / entry.name
-            layout = await _drive(read_layout(str(shard), entry.size, column, ()), connection, shard.path, entry)
-            tokens = await _drive(layout.tokens(), connection, shard.path, entry)
+            read = partial(_read, connection, shard.path, entry.version)
+            layout = await drive(read_layout(str(shard), entry.size, column, ()), read)
+            tokens = await drive(layout.tokens(), read)
             counted[entry.name] = layout.documents, tokens
             done()
 
@@ -150,16 +150,8 @@ def count_remote(
     return counted
 
 
-async def _drive(reading: Reading[Result], connection: Connection, path: str, entry: Entry) -> Result:
-    """Give a reading the ranges that it asks for, until it has its result."""
-    try:
-        ranges = next(reading)
-        while True:
-            fetched = await together(connection.read(path, one.start, one.stop, entry.version) for one in ranges)
-            ranges = reading.send([one.data for one in fetched])
-    except StopIteration as end:
-        result: Result = end.value
-        return result
+async def _read(connection: Connection, path: str, version: str | None, wanted: Range) -> bytes:
+    return (await connection.read(path, wanted.start, wanted.stop, version)).data
 
 
 def write_index(root: str | os.PathLike[str] | Location, column: str | None = None) -> Location:

@@ -75,9 +75,9 @@ class RangeQueue:
             raise asyncio.CancelledError
         if wanted.start >= wanted.stop:
             return b""
-        key = f"{self._connection.url(file.path)}|{file.version}|{wanted.start}-{wanted.stop}"
-        cache = self._cache if file.version is not None else None
+        cache, key = self._cache if file.version is not None else None, ""
         if cache is not None:
+            key = f"{self._connection.url(file.path)}|{file.version}|{wanted.start}-{wanted.stop}"
             async with self._looking:
                 found = await asyncio.to_thread(cache.get, key, wanted.stop - wanted.start)
             if found is not None:

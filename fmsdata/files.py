@@ -1,7 +1,8 @@
 """What is open and what is fetched, for lanes that are read together."""
 
 from fmsdata.readers import ArrowShard
-from fmsdata.shelf import RemoteSource, Shelf
+from fmsdata.remote_source import RemoteSource
+from fmsdata.shelf import Shelf
 from fmsdata.storage import Mapped, Recent
 from fmsdata.storage_settings import Storage
 from fmsdata.storage_stats import StorageStats

@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from fmsdata.arguments import whole
 from fmsdata.chunk import Chunk
+from fmsdata.courses import Pace
 from fmsdata.errors import ConfigError, FmsdataWarning, StateError
 from fmsdata.keys import Ints, key_of, offsets
 from fmsdata.permutation import Permutation
 from fmsdata.rest import Rest, SourceState, WithRest, pack_sources, unpack_sources
-from fmsdata.shelf import Pace
 from fmsdata.stage import Exhausted, Lane, Stage, StageIterator, State, below_name
 
 LARGEST_WEIGHT = 1e30

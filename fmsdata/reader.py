@@ -13,6 +13,7 @@ from fmsdata.arguments import whole
 from fmsdata.chunk import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, TAIL, Buffer, Chunk
 from fmsdata.connection import Connection
 from fmsdata.counts import read_counts
+from fmsdata.courses import LOOKAHEAD, Course, Step, Turn
 from fmsdata.errors import ConfigError, CountsError, DataError, StateError
 from fmsdata.fetch import RemoteFile
 from fmsdata.files import Files
@@ -20,7 +21,7 @@ from fmsdata.keys import Ints, key_of, mix, mix_array, offsets
 from fmsdata.location import Location
 from fmsdata.plan import LaneOrder, Plan, cut_blocks
 from fmsdata.readers import ArrowShard, Block, StoredTokens, Tokens, open_shard
-from fmsdata.shelf import LOOKAHEAD, Address, Course, RemoteSource, Step, Turn
+from fmsdata.remote_source import Address, RemoteSource
 from fmsdata.stage import Exhausted, Lane, Size, Stage, StageIterator, State, number
 from fmsdata.storage import Mapped
 from fmsdata.storage_settings import Storage
@@ -125,7 +126,9 @@ class ShardReader(Stage):
                 for one in self.entries
             ]
             shelf, check = files.shelf(self.path.storage), partial(self.check_counts, source)
-            files.sources[key] = RemoteSource(shelf, connection, shards, self.column, plan, check)
+            files.sources[key] = RemoteSource(
+                connection, shelf.queue(connection), shelf.layouts, shards, self.column, plan, check
+            )
         return files.sources[key]
 
     def check_counts(self, source: str, shard: int, documents: int, tokens: int | None) -> None:
@@ -319,7 +322,7 @@ class _Fetched:
 
     def read(self, address: Address, place: int | None) -> tuple[Block, Sequence[StoredTokens]]:
         if self._course is not None and place is not None:
-            return self._course.read(place)
+            return self._shelf.read(self._course, place)
         block = self._shelf.read_once(self._find(), address)
         return block, block.arrays
 

@@ -195,16 +195,14 @@ def _text(chain: list[BaseException]) -> str:
 
 def _answer(error: BaseException) -> _Answer | None:
     """What the server said, in the forms that botocore, aiohttp, httpx, requests, azure and gcsfs have."""
-    if CONNECTION_ERRORS & {base.__name__ for base in type(error).__mro__}:  # aiohttp's have codes of their own making
-        return None
+    if CONNECTION_ERRORS & {base.__name__ for base in type(error).__mro__}:
+        return None  # aiohttp's have codes of their own making, as when an answer breaks off
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):  # botocore
         told, about = response.get("Error", {}), response.get("ResponseMetadata", {})
         code = str(told.get("Code", ""))
         status = about.get("HTTPStatusCode") or (int(code) if code.isdigit() else 0)
         return _Answer(status, code, str(told.get("Message", "")), about.get("HTTPHeaders", {}))
-    if any(base.__name__ == "HttpProcessingError" for base in type(error).__mro__):
-        return None  # an answer that breaks off: the status is of aiohttp's own making
     for owner, name in ((error, "status"), (error, "status_code"), (response, "status_code"), (error, "code")):
         status = getattr(owner, name, None)
         if isinstance(status, int) and 300 <= status < 600:

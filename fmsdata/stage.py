@@ -17,10 +17,10 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from fmsdata.chunk import Chunk, Item
+from fmsdata.courses import Clock, Pace
 from fmsdata.errors import ConfigError, StageError, StateError
 from fmsdata.files import Files
 from fmsdata.keys import key_of, mix
-from fmsdata.shelf import Clock, Pace
 
 State: TypeAlias = dict[str, Any]
 PATIENCE = 20  # epochs without a single item before a stage gives up

@@ -181,8 +181,23 @@ class Peak:
         self.now -= 1
 
 
+class Stopped:
+    """Is stopped when the block that it is for ends."""
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
 @dataclass
-class FaultProxy:
+class FaultProxy(Stopped):
     """The proxy of one server, on a port of its own.
 
     >>> with FaultProxy(store.endpoint) as proxy:                                             # doctest: +SKIP
@@ -230,14 +245,6 @@ class FaultProxy:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(10)
             self._loop.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     async def _open(self) -> None:
         self._stopping = asyncio.Event()
@@ -380,7 +387,7 @@ class Totals(NamedTuple):
     most_connections: int
 
 
-class ProxyProcess:
+class ProxyProcess(Stopped):
     """The proxy in a process of its own, for measurements: the interpreter that is measured does not share it.
 
     >>> with ProxyProcess(store.endpoint, always(throttle(50e6, latency=0.03))) as proxy:     # doctest: +SKIP
@@ -417,14 +424,6 @@ class ProxyProcess:
             self._process.kill()
             self._process.join(5)
         self._process.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _receive(self) -> Any:
         if not self._pipe.poll(20):

@@ -36,6 +36,7 @@ from fault_proxy import (
     truncate,
 )
 from object_store import KEY, SECRET, ObjectStore, Server, storage_options
+from test_checkpoint import loaders as checkpointed
 
 import fmsdata
 from fmsdata import CheckpointError, Checkpoints, FmsdataWarning, StatefulDataLoader, train_state
@@ -74,17 +75,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def loaders(
     data: fmsdata.Rescalable, url: str, options: dict[str, Any], world_size: int, **settings: Any
 ) -> list[StatefulDataLoader]:
-    return [
-        StatefulDataLoader(
-            data,
-            batch_size=2,
-            rank=rank,
-            world_size=world_size,
-            prefetch=1,
-            checkpoint=Checkpoints(url, storage_options=options, **{"every": EVERY, "keep": 2, **settings}),
-        )
-        for rank in range(world_size)
-    ]
+    told = {"every": EVERY, "keep": 2, "storage_options": options, **settings}
+    return checkpointed(data, url, world_size, **told)
 
 
 def run(some: list[StatefulDataLoader], steps: int) -> Rows:

@@ -8,7 +8,6 @@ be so, and every record batch is held against it when it is read.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,7 +16,8 @@ import pyarrow as pa
 
 from fmsdata.errors import DataError
 from fmsdata.keys import Ints, offsets
-from fmsdata.readers.arrow import Batches
+from fmsdata.readers.arrow_runs import WASTE, FooterList, read_batches
+from fmsdata.readers.arrow_scan import Scan
 from fmsdata.readers.base import Data, FetchedBlock, Layout, Piece, Range, Reading
 from fmsdata.readers.column import TokenColumn
 from fmsdata.readers.framing import (
@@ -26,18 +26,13 @@ from fmsdata.readers.framing import (
     NOT_WHOLE,
     PREFIX,
     Guarded,
-    Metadata,
     Table,
     Truncated,
-    listed_messages,
     moved,
-    require_inside,
 )
 
 HEAD = 1 << 12  # bytes read at the start of a file
 ROOT = 1 << 9  # bytes of a footer that tell where in it things are
-LARGEST = 8 << 20  # bytes of a file in one range, where all of it is read
-WASTE = 32  # a batch is read whole if at most this part of it is not needed
 
 
 def _schema(name: str, size: int, head: memoryview, place: int) -> Reading[pa.Schema]:
@@ -64,101 +59,37 @@ def documents_layout(name: str, size: int, column: str | None, footer: int) -> R
         if not 0 < place <= footer - count * BLOCK.itemsize:
             raise Truncated("its footer is damaged")
     schema = yield from _schema(name, size, memoryview(head)[8:], 8)
-    found = TokenColumn(schema, column, name)
-    return None if found.listed else _Documents(found, _Listed(name, size, begin + place, count))
-
-
-class _Listed:
-    """The list of record batches in a footer, which is read part by part."""
-
-    nbytes = 100
-
-    def __init__(self, name: str, size: int, place: int, count: int) -> None:
-        self._name, self._size, self._place, self.count = name, size, place, count
-
-    def read(self, first: int, stop: int) -> Reading[Ints]:
-        parts: list[Ints] = []
-        for begin, end in pairwise([*range(first, stop, LARGEST // BLOCK.itemsize), stop]):
-            (data,) = yield [Range(*(self._place + one * BLOCK.itemsize for one in (begin, end)))]
-            with Guarded(self._name, NOT_WHOLE):
-                parts.append(listed_messages(memoryview(data), end - begin))
-                require_inside(parts[-1], self._size)
-        return np.concatenate(parts) if parts else np.empty((0, 3), np.int64)
+    scan = Scan(size, TokenColumn(schema, column, name))
+    return None if scan.column.listed else _Documents(scan, FooterList(scan, begin + place, count))
 
 
 class _Documents:
     """The layout of a file in which each record batch is a document."""
 
-    def __init__(self, column: TokenColumn, batches: _Listed) -> None:
-        self._column, self._batches, self._metadata = column, batches, Metadata()
+    known_tokens: int | None = None
+    nbytes = 2000
+
+    def __init__(self, scan: Scan, batches: FooterList) -> None:
+        self._scan, self._batches = scan, batches
         self.documents = batches.count
-        self.known_tokens: int | None = None if batches.count else 0
-        self.nbytes = 2000
 
     def block(self, first: int, stop: int) -> Reading[FetchedBlock]:
         messages = yield from self._batches.read(first, stop)
-        with Guarded(self._column.name):
-            start, behind = _span(messages)
-        (data,) = yield [Range(start, behind)]
-        return _decoded(self._column, self._metadata, data, moved(messages, -start), start, stop - first)
+        return (yield from _whole(self._scan, messages, 0, stop - first, stop - first))
 
     def tokens(self) -> Reading[int]:
-        total = 0
-        for first in range(0, self.documents, 1 << 16):
-            messages = yield from self._batches.read(first, min(first + (1 << 16), self.documents))
-            for some in _runs(messages):
-                start = int(some[0, 0])
-                (data,) = yield [Range(start, int(some[-1, 0] + some[-1, 1]))]  # of the last, the metadata will do
-                nodes, _ = _numbers(self._column, self._metadata, memoryview(data), moved(some, -start), start)
-                total += int(nodes[:, self._column.node, 0].sum())
-        return total
+        return self._batches.tokens()
 
 
-def _span(messages: Ints) -> tuple[int, int]:
-    """The first byte of some record batches, and the one behind the last; they must lie in order."""
+def _whole(scan: Scan, messages: Ints, first: int, stop: int, documents: int) -> Reading[FetchedBlock]:
+    """Some documents of whole record batches, which have so many and must lie in order."""
     ends = messages.sum(axis=1)
-    if (messages[1:, 0] < ends[:-1]).any():
-        raise Truncated("its record batches are not in order")
-    start = int(messages[0, 0])
-    return start - start % 8, int(ends[-1])
-
-
-def _runs(messages: Ints) -> Iterator[Ints]:
-    """Record batches in runs that are not too large to be read at once."""
-    first = 0
-    for i in range(1, len(messages) + 1):
-        if i == len(messages) or int(messages[i, :2].sum() - messages[first, 0]) > LARGEST:
-            yield messages[first:i]
-            first = i
-
-
-def _numbers(column: TokenColumn, metadata: Metadata, data: memoryview, messages: Ints, base: int) -> tuple[Ints, Ints]:
-    """What the metadata of record batches says, which all must be in the data."""
-    with Guarded(column.name):
-        shape = metadata.shape(data, messages, base)
-        column.require(shape)
-        return metadata.read(data, messages, shape, base)
-
-
-def _decoded(
-    column: TokenColumn,
-    metadata: Metadata,
-    data: Data,
-    messages: Ints,
-    base: int,
-    count: int,
-    first: int = 0,
-    documents: int | None = None,
-) -> FetchedBlock:
-    """Some documents of whole record batches that were fetched together, and have so many documents."""
-    batches = Batches(column, metadata, pa.py_buffer(data), messages, base)
-    with Guarded(column.name):
-        if batches.documents != (count if documents is None else documents):
-            raise Truncated(f"it has {batches.documents} documents where there should be {documents or count}")
-    block = batches.read(first, first + count)
-    plain = len(block.arrays) == 1 and block.arrays[0] is batches.whole
-    pieces = [Piece(one, base if plain and base % one.dtype.itemsize == 0 else None) for one in block.arrays]
-    return FetchedBlock(pieces, block.array, block.start, block.length)
+    with Guarded(scan.column.name):
+        if (messages[1:, 0] < ends[:-1]).any():
+            raise Truncated("its record batches are not in order")
+    start = int(messages[0, 0]) & -8
+    (data,) = yield [Range(start, int(ends[-1]))]
+    return read_batches(scan, start, memoryview(data), moved(messages, -start), first, stop, documents)
 
 
 class _Batch(NamedTuple):
@@ -170,8 +101,9 @@ class _Batch(NamedTuple):
     values: tuple[int, int]
 
 
-def _batch(column: TokenColumn, metadata: Metadata, data: memoryview, message: Ints) -> _Batch:
+def _batch(scan: Scan, data: memoryview, message: Ints) -> _Batch:
     """Of a record batch whose metadata, at least, is at hand."""
+    column, metadata = scan.column, scan.metadata
     base, size, body = message.tolist()
     head = np.array([[0, size, body]])
     with Guarded(column.name):
@@ -192,28 +124,23 @@ def _batch(column: TokenColumn, metadata: Metadata, data: memoryview, message: I
     return _Batch(rows, plain, table, values)
 
 
-def _heads(column: TokenColumn, metadata: Metadata, messages: Ints) -> Reading[list[_Batch]]:
-    """What the metadata of some record batches tells."""
-    data = yield [Range(offset, offset + size) for offset, size, _ in messages.tolist()]
-    return [_batch(column, metadata, memoryview(one), message) for one, message in zip(data, messages, strict=True)]
-
-
-def rows_layout(column: TokenColumn, messages: Ints, documents: int) -> Reading[Layout | None]:
+def rows_layout(scan: Scan, messages: Ints, documents: int) -> Reading[Layout | None]:
     """The layout of a file of lists, if its record batches seem to have the same number of rows, all but the last."""
-    metadata = Metadata()
-    first, last = yield from _heads(column, metadata, messages[[0, -1]])
+    ends = messages[[0, -1]]
+    data = yield [Range(offset, offset + size) for offset, size, _ in ends.tolist()]
+    first, last = (_batch(scan, memoryview(one), message) for one, message in zip(data, ends, strict=True))
     if documents != (len(messages) - 1) * first.rows + last.rows or not 0 < last.rows <= first.rows:
         return None
     rows = np.full(len(messages), first.rows)
     rows[-1] = last.rows
-    return _Rows(column, metadata, messages, rows)
+    return _Rows(scan, messages, rows)
 
 
 class _Rows:
     """The layout of a file whose record batches have many documents each."""
 
-    def __init__(self, column: TokenColumn, metadata: Metadata, messages: Ints, rows: Ints) -> None:
-        self._column, self._metadata, self._messages = column, metadata, messages
+    def __init__(self, scan: Scan, messages: Ints, rows: Ints) -> None:
+        self._scan, self._column, self._messages = scan, scan.column, messages
         self._batches: dict[int, _Batch] = {}  # those that were asked so far
         self._first_row: list[int] = offsets(rows).tolist()
         self.documents = self._first_row[-1]
@@ -225,10 +152,10 @@ class _Rows:
         parts = [(batch, *self._rows_of(batch, first, stop)) for batch in range(begin, end)]
         parts = [one for one in parts if one[1] < one[2]]
         if self._are_needed(begin, end, stop - first):
-            return (yield from self._whole(begin, end, first, stop))
+            return (yield from self._read_whole(begin, end, first, stop))
         batches, tables = yield from self._tables(parts)
         if not all(batch.plain for batch in batches):
-            return (yield from self._whole(begin, end, first, stop))
+            return (yield from self._read_whole(begin, end, first, stop))
         column, item = self._column, self._column.dtype.itemsize
         wanted: list[Range] = []
         starts: list[Ints] = []
@@ -255,23 +182,9 @@ class _Rows:
         rows = self._first_row[end] - self._first_row[begin]
         return (rows - count) * WASTE <= rows and len(self._column.schema.names) == 1
 
-    def _whole(self, begin: int, end: int, first: int, stop: int) -> Reading[FetchedBlock]:
-        """Read whole record batches."""
-        messages = self._messages[begin:end]
-        with Guarded(self._column.name):
-            start, behind = _span(messages)
-        (data,) = yield [Range(start, behind)]
-        block = _decoded(
-            self._column,
-            self._metadata,
-            data,
-            moved(messages, -start),
-            start,
-            stop - first,
-            first - self._first_row[begin],
-            self._first_row[end] - self._first_row[begin],
-        )
-        return block
+    def _read_whole(self, begin: int, end: int, first: int, stop: int) -> Reading[FetchedBlock]:
+        low, high = self._first_row[begin], self._first_row[end]
+        return (yield from _whole(self._scan, self._messages[begin:end], first - low, stop - low, high - low))
 
     def _tables(self, parts: list[tuple[int, int, int]]) -> Reading[tuple[list[_Batch], list[Ints]]]:
         """The record batches, and of each the list offsets of some rows and behind the last."""
@@ -294,7 +207,7 @@ class _Rows:
 
     def _learn(self, batch: int, data: memoryview) -> None:
         """What the metadata of a record batch tells, which was not asked before."""
-        found = _batch(self._column, self._metadata, data, self._messages[batch])
+        found = _batch(self._scan, data, self._messages[batch])
         rows = self._first_row[batch + 1] - self._first_row[batch]
         if found.rows != rows:
             raise DataError(

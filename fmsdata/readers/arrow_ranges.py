@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from fmsdata.keys import Ints
 from fmsdata.readers.arrow_large import documents_layout, rows_layout
-from fmsdata.readers.arrow_runs import LAST_GAPS, START, STOP, WASTE, Runs, TokenCount, find_bounds
+from fmsdata.readers.arrow_runs import LAST_GAPS, START, STOP, WASTE, FooterList, Runs, TokenCount, find_bounds
 from fmsdata.readers.arrow_scan import SMALL, WINDOW, Held, Scan
 from fmsdata.readers.arrow_slices import BODY, NULLS, ROWS, TOKENS, BatchTable, Slices, stored
 from fmsdata.readers.base import Layout, Range, Reading
@@ -69,13 +69,14 @@ def _from_footer(name: str, size: int, column: str | None, bounds: Ints, held: H
     scan = Scan(size, TokenColumn(schema, column, name))
     if scan.column.listed:
         if MANY < len(messages) < 2 * len(bounds):  # else blocks are many record batches
-            large = yield from rows_layout(scan.column, messages, int(bounds[-1]))
+            large = yield from rows_layout(scan, messages, int(bounds[-1]))
             if large is not None:
                 return large
         table = BatchTable(scan)
         yield from scan.listed(messages, table.add, held)
         return _of_lists(scan, table.rows(), bounds)
-    return Runs(scan, messages, np.arange(len(messages) + 1), bounds, size - length + place, None)
+    footer_list = FooterList(scan, size - length + place, len(messages))
+    return Runs(scan, messages, np.arange(len(messages) + 1), bounds, footer_list, None)
 
 
 def _from_stream(name: str, size: int, column: str | None, bounds: Ints, held: Held) -> Reading[Layout]:

@@ -5,6 +5,7 @@ blocks are, not where every record batch is.
 """
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from fmsdata.readers.base import FetchedBlock, Piece, Range, Reading
 from fmsdata.readers.framing import BLOCK, Guarded, Shape, Truncated, listed_messages, moved, require_inside
 
 WASTE = 32  # at most one in so many bytes is fetched without need
+LISTED = WINDOW // BLOCK.itemsize  # record batches of a footer's list that are read at once
 OWN = 4096  # bytes that a layout takes apart from its numbers, roughly
 
 # What is kept of a bound. Of the block that begins there: its first record batch, that one's first byte and first
@@ -27,17 +29,16 @@ DOCUMENT, BEGIN, START, ROW, GAPS, END, STOP, LAST_GAPS = range(8)
 class Runs:
     """Blocks that are whole record batches, one behind the other.
 
-    `footer` is where in the file the list of record batches is; a stream has none.
+    `footer` is the file's list of its record batches; a stream has none.
     """
 
     def __init__(
-        self, scan: Scan, messages: Ints, first_row: Ints, bounds: Ints, footer: int | None, tokens: int | None
+        self, scan: Scan, messages: Ints, first_row: Ints, bounds: Ints, footer: "FooterList | None", tokens: int | None
     ) -> None:
         self.documents = int(first_row[-1])
         self.known_tokens: int | None = (tokens if scan.column.listed else None) if len(messages) else 0
         self._scan = scan
         self._footer = footer
-        self._batches = len(messages)
         self._tokens = tokens
         self._bounds = find_bounds(messages, first_row, bounds)
         self.nbytes = OWN + self._bounds.nbytes
@@ -57,19 +58,11 @@ class Runs:
         return read_batches(self._scan, asked.start, view, walked.messages, first - row, stop - row)
 
     def tokens(self) -> Reading[int]:
-        column = self._scan.column
         if self._tokens is not None:
             return self._tokens
         if self._footer is None:
-            raise column.null_tokens()  # else they were counted with the documents
-        count = TokenCount(self._scan)
-        for begin in range(0, self._batches, WINDOW // BLOCK.itemsize):
-            end = min(begin + WINDOW // BLOCK.itemsize, self._batches)
-            messages = yield from self._listed(self._footer, begin, end)
-            yield from self._scan.listed(messages, count.add)
-        if count.nulls:
-            raise column.null_tokens()
-        return count.tokens
+            raise self._scan.column.null_tokens()  # else they were counted with the documents
+        return (yield from self._footer.tokens())
 
     def _bound(self, document: int) -> list[int]:
         found: list[int] = self._bounds[np.searchsorted(self._bounds[:-1, DOCUMENT], document)].tolist()
@@ -77,9 +70,9 @@ class Runs:
             raise ValueError(f"document {document} is not one of the bounds that the layout was read for")
         return found
 
-    def _with_gaps(self, footer: int, begin: int, end: int) -> Reading[FetchedBlock]:
+    def _with_gaps(self, footer: "FooterList", begin: int, end: int) -> Reading[FetchedBlock]:
         """Record batches between which something else lies, or which are in another order, as the footer lists them."""
-        messages = yield from self._listed(footer, begin, end)
+        messages = yield from footer.read(begin, end)
         gap = messages[1:, 0] - messages[:-1].sum(axis=1)
         runs = np.split(messages, np.flatnonzero((gap < 0) | (gap * WASTE > messages[:-1, 2])) + 1)
         asked = [Range(int(run[0, 0]) & -8, int(run[-1].sum())) for run in runs]
@@ -92,12 +85,31 @@ class Runs:
             for one, data, run in zip(asked, fetched, runs, strict=True)
         )
 
-    def _listed(self, footer: int, begin: int, end: int) -> Reading[Ints]:
-        (data,) = yield [Range(footer + begin * BLOCK.itemsize, footer + end * BLOCK.itemsize)]
-        with Guarded(self._scan.column.name):
-            messages = listed_messages(memoryview(data), end - begin)
-            require_inside(messages, self._scan.size)
-        return messages
+
+class FooterList:
+    """The list of record batches in a footer, of which parts are read when they are needed."""
+
+    def __init__(self, scan: Scan, place: int, count: int) -> None:
+        self._scan, self._place, self.count = scan, place, count
+
+    def read(self, first: int, stop: int) -> Reading[Ints]:
+        parts = [np.empty((0, 3), np.int64)]
+        for begin, end in pairwise([*range(first, stop, LISTED), stop]):
+            (data,) = yield [Range(*(self._place + one * BLOCK.itemsize for one in (begin, end)))]
+            with Guarded(self._scan.column.name):
+                parts.append(listed_messages(memoryview(data), end - begin))
+                require_inside(parts[-1], self._scan.size)
+        return np.concatenate(parts)
+
+    def tokens(self) -> Reading[int]:
+        """All tokens, where each record batch is a document."""
+        count = TokenCount(self._scan)
+        for begin in range(0, self.count, LISTED):
+            messages = yield from self.read(begin, min(begin + LISTED, self.count))
+            yield from self._scan.listed(messages, count.add)
+        if count.nulls:
+            raise self._scan.column.null_tokens()
+        return count.tokens
 
 
 def find_bounds(messages: Ints, first_row: Ints, bounds: Ints) -> Ints:
@@ -130,10 +142,14 @@ class TokenCount:
         self.tokens += int(nodes[:, column.node, 0].sum())
 
 
-def read_batches(scan: Scan, base: int, data: memoryview, messages: Ints, first: int, stop: int) -> FetchedBlock:
-    """Documents of record batches that were fetched. `base` is where in the file the data begins."""
+def read_batches(
+    scan: Scan, base: int, data: memoryview, messages: Ints, first: int, stop: int, documents: int | None = None
+) -> FetchedBlock:
+    """Documents of record batches that were fetched, and must have so many. `base` is where the data begins."""
     batches = Batches(scan.column, scan.metadata, pa.py_buffer(data), messages, base)
     with Guarded(scan.column.name):
+        if documents not in (None, batches.documents):
+            raise Truncated(f"it has {batches.documents} documents where there should be {documents}")
         if batches.documents < stop:
             raise Truncated("record batches have fewer rows than they had")
     arrays, array, start, length = batches.read(first, stop)
