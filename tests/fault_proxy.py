@@ -438,8 +438,9 @@ def _serve(target: str, rule: Rule, pipe: Connection) -> None:
             wanted = pipe.recv()
             if wanted is not None:
                 proxy.rule = wanted
-            pipe.send(Totals(len(proxy.records), proxy.sent, proxy.requests.most, proxy.connections.most))
-            proxy.clear()
+            totals = Totals(len(proxy.records), proxy.sent, proxy.requests.most, proxy.connections.most)
+            proxy.clear()  # before the answer: what is asked after it counts
+            pipe.send(totals)
 
 
 async def _answer(request: web.BaseRequest, record: Record) -> web.StreamResponse:
