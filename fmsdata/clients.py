@@ -1,6 +1,6 @@
 """Clients of filesystems: what fsspec offers, as the few calls that a connection makes of it. One attempt each.
 
-`S3Client` and `HttpClient` see the head of an answer before its body, so they notice at once if it is not what was
+`HttpClient`, and that of S3, see the head of an answer before its body, so they notice at once if it is not what was
 asked for, or of another version of the file. Other filesystems give bytes and nothing else. Those that block work
 in threads.
 """
@@ -20,7 +20,6 @@ from fsspec.spec import AbstractFileSystem
 from fmsdata.atomic import write_whole
 from fmsdata.errors import ConfigError
 from fmsdata.retry import Damaged, Replaced, is_missing
-from fmsdata.storage_settings import Storage
 
 PART = 1 << 20  # of a body, where its size is not known, or where it is skipped
 WALKS = 8  # folders that are listed at a time
@@ -73,25 +72,6 @@ def protocols(kind: type[Any]) -> tuple[str, ...]:
     """The protocols of a class of fsspec."""
     told = kind.protocol
     return (told,) if isinstance(told, str) else tuple(told)
-
-
-async def connect(kind: type[Any], options: Mapping[str, Any], storage: Storage) -> Client:
-    """A client of this kind of filesystem. Must be called in the loop that it will be used in."""
-    try:
-        if not getattr(kind, "async_impl", False):
-            files = await asyncio.to_thread(kind, **{**options, "skip_instance_cache": True})
-            return LocalClient(files) if "file" in protocols(kind) else BlockingClient(files)
-        needed = {"asynchronous": True, "loop": asyncio.get_running_loop(), "skip_instance_cache": True}
-        if "s3" in protocols(kind):
-            client: AsyncClient = S3Client(kind(**{**_s3_options(options, storage), **needed}))
-        elif "http" in protocols(kind):
-            client = HttpClient(kind(**{**options, **needed}))
-        else:
-            client = AsyncClient(kind(**{**options, **needed}))
-        await client.open()
-        return client
-    except (TypeError, ValueError, KeyError, ImportError) as cause:
-        raise ConfigError(f"storage_options can't be used: {cause}") from None
 
 
 class AsyncClient:
@@ -231,7 +211,7 @@ class HttpClient(AsyncClient):
         settings = dict(self._files.kwargs)
         headers = {**settings.pop("headers", {}), "Accept-Encoding": "identity"}
         if stop is not None:
-            headers["Range"] = _range(start, stop)
+            headers["Range"] = span(start, stop)
         async with session.get(self._files.encode_url(path), headers=headers, **settings) as answer:
             answer.raise_for_status()
             told = answer.headers
@@ -246,118 +226,12 @@ class HttpClient(AsyncClient):
         return bool(await self.call("ls", path, detail=True))
 
 
-class S3Client(AsyncClient):
-    """S3 and what speaks its language, through s3fs."""
+def span(start: int, stop: int | None) -> str:
+    """As a request tells which bytes it wants.
 
-    async def open(self) -> None:
-        await super().open()
-        with suppress(ValueError):  # times are not looked at, and parsing them takes a tenth of a request
-            self._files.session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=str)
-
-    async def read(self, path: str, start: int, stop: int | None, version: str | None) -> Fetched:
-        try:  # all of it, too, is asked for as a range, since then the answer tells how much that is
-            told = await self._ask("get_object", **self._place(path), Range=_range(start, stop))
-        except Exception as error:
-            if stop is None and _status(error) == 416 and not (await self.info(path)).size:
-                return Fetched(b"", None)
-            raise
-        body = told["Body"]
-        try:
-            found = plain(told.get("ETag"))
-            check_version(version, found)
-            status = told["ResponseMetadata"]["HTTPStatusCode"]
-            skip, size = place(status, told.get("ContentRange"), told.get("ContentLength"), start, stop)
-            return Fetched(await collect(body.read, skip, size), found)
-        finally:
-            body.close()
-
-    async def info(self, path: str) -> Entry:
-        told = await self._ask("head_object", **self._place(path))
-        return Entry(path.rpartition("/")[2], told["ContentLength"], plain(told.get("ETag")))
-
-    async def list(self, folder: str, recursive: bool, page: str | None) -> Page:
-        bucket, prefix = self._prefix(folder)
-        further = {} if page is None else {"ContinuationToken": page}
-        delimiter = "" if recursive else "/"
-        told = await self._page(Bucket=bucket, Prefix=prefix, Delimiter=delimiter, **further)
-        files = [
-            Entry(one["Key"].removeprefix(prefix), one["Size"], plain(one.get("ETag")))
-            for one in told.get("Contents", ())
-            if not one["Key"].endswith("/")  # stands for a folder
-        ]
-        folders = [one["Prefix"].removeprefix(prefix).rstrip("/") for one in told.get("CommonPrefixes", ())]
-        return Page(files, folders, told["NextContinuationToken"] if told.get("IsTruncated") else None)
-
-    async def is_folder(self, path: str) -> bool:
-        bucket, prefix = self._prefix(path)
-        told = await self._page(Bucket=bucket, Prefix=prefix, MaxKeys=1)
-        return not prefix or bool(told.get("Contents"))
-
-    async def _page(self, **arguments: Any) -> Any:
-        told = await self._ask("list_objects_v2", **arguments)
-        if "IsTruncated" not in told:  # an empty body would be understood as an empty listing
-            raise Damaged("an answer without a listing came")
-        return told
-
-    async def write(self, path: str, data: bytes) -> None:
-        await self._ask("put_object", **self._place(path), Body=data)
-
-    async def remove(self, path: str) -> None:
-        await self._ask("delete_object", **self._place(path))
-
-    async def remove_folder(self, path: str) -> None:
-        """There are none."""
-
-    async def _ask(self, method: str, **arguments: Any) -> Any:
-        """A call of S3's interface, with what the user wants to be part of each.
-
-        s3fs's own way to make it also waits after a failure, which is not needed here.
-        """
-        call = getattr(await self._files.get_s3(arguments["Bucket"]), method)
-        return await call(**self._files._get_s3_method_kwargs(call, self._files.req_kw, **arguments))
-
-    def _place(self, path: str) -> dict[str, str]:
-        bucket, key, version = self._files.split_path(path)
-        return {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
-
-    def _prefix(self, folder: str) -> tuple[str, str]:
-        bucket, key, _ = self._files.split_path(folder)
-        key = key.strip("/")
-        return bucket, f"{key}/" if key else ""
-
-    async def close(self) -> None:
-        maker = getattr(self._files, "_s3creator", None)
-        if maker is not None:
-            await maker.__aexit__(None, None, None)
-
-
-def _s3_options(options: Mapping[str, Any], storage: Storage) -> dict[str, Any]:
-    """The user's options. Attempts and limits are ours, and so are the checks of what comes."""
-    from botocore.config import Config  # only needed, and so only installed, for S3
-
-    ours = {
-        "max_pool_connections": storage.connections,
-        "connect_timeout": storage.timeout,
-        "read_timeout": storage.timeout,
-        "parameter_validation": False,
-        "response_checksum_validation": "when_required",
-        "request_checksum_calculation": "when_required",
-        "user_agent": "fmsdata",  # the default is put together anew for each request, which takes a tenth of it
-    }
-    config = {
-        **{name: value for name, value in ours.items() if name in Config.OPTION_DEFAULTS},  # some are recent
-        **(options.get("config_kwargs") or {}),
-        "retries": {"total_max_attempts": 1},
-    }
-    return {**options, "config_kwargs": config, "use_listings_cache": False}
-
-
-def _status(error: Exception) -> int:
-    response = getattr(error, "response", {})
-    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-
-
-def _range(start: int, stop: int | None) -> str:
+    >>> span(0, 100)
+    'bytes=0-99'
+    """
     return f"bytes={start}-" if stop is None else f"bytes={start}-{stop - 1}"
 
 

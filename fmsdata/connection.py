@@ -19,7 +19,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import fsspec
 
-from fmsdata.clients import Client, Entry, Fetched, connect, protocols
+from fmsdata.clients import Client, Entry, Fetched, protocols
+from fmsdata.connect import connect
 from fmsdata.errors import ConfigError, DeniedError, MissingError, StorageError
 from fmsdata.io_thread import IoThread
 from fmsdata.retry import Finding, Kind, Policy, Replaced, Verdict, clean, understand

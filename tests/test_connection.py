@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import fsspec
 import psutil
@@ -41,7 +42,7 @@ from fsspec.spec import AbstractFileSystem
 from object_store import ObjectStore, free_port, storage_options
 from scripted_server import ScriptedServer, partial, range_of, s3_error
 
-import fmsdata.clients
+import fmsdata.connect
 import fmsdata.connection
 from fmsdata.connection import Connection, Entry, Listing, close_connections
 from fmsdata.errors import CheckpointError, ConfigError, MissingError, StorageError
@@ -442,7 +443,8 @@ class Vault:
         self.refused = 0
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        if f"Credential={self.key}/" not in request.headers.get("Authorization", ""):
+        signed = request.headers.get("Authorization", "") + unquote(request.path_qs)
+        if f"Credential={self.key}/" not in signed:
             self.refused += 1
             return s3_error(400, "ExpiredToken")
         if request.method == "HEAD":
@@ -461,7 +463,7 @@ def test_expired_credentials_are_looked_for_again_once(tmp_path: Path, monkeypat
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     write_credentials(tmp_path / "credentials", "first")
     made = []
-    plain = fmsdata.clients.connect
+    plain = fmsdata.connect.connect
 
     async def counted(*args: Any) -> Any:
         made.append(await plain(*args))

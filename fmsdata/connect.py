@@ -1,0 +1,29 @@
+"""Which client a kind of filesystem gets."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from fmsdata.clients import AsyncClient, BlockingClient, Client, HttpClient, LocalClient, protocols
+from fmsdata.errors import ConfigError
+from fmsdata.s3_client import S3Client, s3_options
+from fmsdata.storage_settings import Storage
+
+
+async def connect(kind: type[Any], options: Mapping[str, Any], storage: Storage) -> Client:
+    """A client of this kind of filesystem. Must be called in the loop that it will be used in."""
+    try:
+        if not getattr(kind, "async_impl", False):
+            files = await asyncio.to_thread(kind, **{**options, "skip_instance_cache": True})
+            return LocalClient(files) if "file" in protocols(kind) else BlockingClient(files)
+        needed = {"asynchronous": True, "loop": asyncio.get_running_loop(), "skip_instance_cache": True}
+        if "s3" in protocols(kind):
+            client: AsyncClient = S3Client(kind(**{**s3_options(options, storage), **needed}))
+        elif "http" in protocols(kind):
+            client = HttpClient(kind(**{**options, **needed}))
+        else:
+            client = AsyncClient(kind(**{**options, **needed}))
+        await client.open()
+        return client
+    except (TypeError, ValueError, KeyError, ImportError) as cause:
+        raise ConfigError(f"storage_options can't be used: {cause}") from None
