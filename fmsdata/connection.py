@@ -10,7 +10,7 @@ first needed, so never before a fork, and made anew when their credentials have 
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -103,6 +103,10 @@ class Connection:
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run it in the loop, without waiting."""
         return self._thread.start(coroutine)
+
+    def start_all(self, work: Sequence[tuple[Coroutine[Any, Any, T], Future[T]]]) -> None:
+        """Run many in the loop, each with the future that it tells."""
+        self._thread.start_all(work)
 
     def soon(self, call: Callable[..., object], *args: object) -> None:
         """Call it in the loop, soon. If that has ended, there is nothing more to do."""

@@ -91,6 +91,23 @@ class Course:
         self._next, self._time, self._share = place, self._clock.time, 0.0
         self._tell_due()
 
+    @property
+    def lookahead(self) -> float:
+        """Tokens that may be fetched ahead in any case."""
+        return self._turn.lap * LOOKAHEAD
+
+    @property
+    def in_window(self) -> float:
+        """Which part of what the lane reads of the source in an epoch its window has."""
+        return self._turn.burst * self._pace.of_lane / self._turn.lap
+
+    def take(self, place: int) -> Ahead | None:
+        """What was fetched for a place, if it was."""
+        ahead = self.ahead.pop(place, None)
+        if ahead is not None:
+            self._tokens_ahead -= ahead.step.tokens
+        return ahead
+
     def passed(self, place: int) -> Step:
         """A place is read now."""
         step = self._step(place)
@@ -110,23 +127,32 @@ class Course:
 
     def _tell_due(self) -> None:
         self._look_at_share()
-        self._tokens_ahead = sum(one.step.tokens for one in self.ahead.values())
+        if not self.ahead:
+            self._tokens_ahead = 0.0  # sums of such numbers are not exact
         self.due = self._time + self._tokens_ahead / self._share if self._share else math.inf
         self.version += 1
 
     def upcoming(self) -> Step | None:
         """The block to fetch next, if it is not too early for that."""
-        beyond_lap = self._tokens_ahead > self._turn.lap * LOOKAHEAD
-        early = self.due > self._clock.time + self._turn.burst and beyond_lap
-        return None if self.due == math.inf or (early and self.ahead) else self._step(self._next)
+        if self.due == math.inf:
+            return None
+        step = self._step(self._next)
+        if step is None or not self.ahead or self._tokens_ahead <= self.lookahead:
+            return step
+        # A window is filled to the end of a block, more or less, and not to its last line.
+        burst = self._turn.burst
+        behind = self.due - self._clock.time - burst
+        return None if behind > min(step.tokens / self._share, burst / 2) else step
 
     def give_up_last(self) -> None:
         """The last block that was fetched ahead has to be fetched later."""
-        self._next, _ = self.ahead.popitem()
+        self._next, ahead = self.ahead.popitem()
+        self._tokens_ahead -= ahead.step.tokens
         self._tell_due()
 
     def fetched(self, ahead: Ahead) -> None:
         """The upcoming block is being fetched."""
         self.ahead[self._next] = ahead
+        self._tokens_ahead += ahead.step.tokens
         self._next += 1
         self._tell_due()

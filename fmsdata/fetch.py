@@ -48,9 +48,9 @@ class _Request:
     file: RemoteFile
     start: int
     stop: int
-    urgency: Urgency
     answer: "asyncio.Future[bytes]" = field(repr=False)
     waiting: bool = True  # for a connection
+    users: int = 0  # who want it
 
 
 class RangeQueue:
@@ -63,6 +63,7 @@ class RangeQueue:
         self._connection, self._free, self._cache = connection, connections, cache
         self._heap: list[tuple[Priority, int, _Request]] = []
         self._numbers = count()  # what is equally urgent is read in the order in which it was asked for
+        self._asked: dict[tuple[str, int, int], _Request] = {}  # who wants the same waits for the same request
         self._waiting: dict[str, list[tuple[int, int, _Request]]] = {}  # of each file, by place
         self._running: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -83,17 +84,25 @@ class RangeQueue:
             if found is not None:
                 self._cached_bytes += len(found)
                 return found
-        request = _Request(file, *wanted, urgency, asyncio.get_running_loop().create_future())
-        insort(self._waiting.setdefault(file.path, []), (wanted.start, next(self._numbers), request))
+        same = file.path, *wanted
+        request = self._asked.get(same)
+        if request is None:
+            request = self._asked[same] = _Request(file, *wanted, asyncio.get_running_loop().create_future())
+            insort(self._waiting.setdefault(file.path, []), (wanted.start, next(self._numbers), request))
+        request.users += 1
         urgency.requests.add(request)
-        self._push(request)
-        self._dispatch()
+        if request.waiting:
+            self._push(request, urgency)
+            self._dispatch()
         try:
-            data = await request.answer
+            data = await asyncio.shield(request.answer)
         finally:
             urgency.requests.discard(request)
-            if request.waiting:
-                self._remove(request)
+            request.users -= 1
+            if not request.users:
+                del self._asked[same]
+                if request.waiting:
+                    self._remove(request)
         if cache is not None:
             async with self._keeping:
                 await asyncio.to_thread(cache.put, key, data)
@@ -104,7 +113,7 @@ class RangeQueue:
         urgency.due = NOW
         for request in urgency.requests:
             if request.waiting:
-                self._push(request)
+                self._push(request, urgency)
         if urgency.behind is not None:
             self.hurry(urgency.behind)
 
@@ -128,8 +137,8 @@ class RangeQueue:
             cached_bytes=self._cached_bytes,
         )
 
-    def _push(self, request: _Request) -> None:
-        heapq.heappush(self._heap, (request.urgency.due, next(self._numbers), request))
+    def _push(self, request: _Request, urgency: Urgency) -> None:
+        heapq.heappush(self._heap, (urgency.due, next(self._numbers), request))
 
     def _dispatch(self) -> None:
         while self._free and self._heap:

@@ -13,7 +13,9 @@ OPEN_SHARDS = 256
 class Files:
     """Shards that are mapped, those used last, and blocks of remote ones. Nothing is opened before it is read."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: float = 0.0) -> None:
+        """`share` of the run's lanes are read together."""
+        self.share = share
         self.shards: Recent[ArrowShard] = Recent(OPEN_SHARDS)
         self.mapped = Mapped()
         self.sources: dict[object, RemoteSource] = {}
@@ -21,7 +23,7 @@ class Files:
 
     def shelf(self, storage: Storage) -> Shelf:
         if storage not in self._shelves:
-            self._shelves[storage] = Shelf(storage)
+            self._shelves[storage] = Shelf(storage, all_lanes=self.share == 1)
         return self._shelves[storage]
 
     def traffic(self) -> StorageStats:

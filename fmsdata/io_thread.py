@@ -10,9 +10,10 @@ import ctypes
 import os
 import queue
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -20,6 +21,7 @@ Kept = TypeVar("Kept")
 
 THREADS = 64  # at most, for filesystems that block
 CLOSING_SECONDS = 2.0
+GONE = "this connection was closed, or made by another process before a fork; make it anew"
 
 
 class IoThread:
@@ -69,7 +71,31 @@ class IoThread:
             if self is IoThread._current:
                 return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         coroutine.close()
-        raise RuntimeError("this connection was closed, or made by another process before a fork; make it anew")
+        raise RuntimeError(GONE)
+
+    def start_all(self, work: Sequence[tuple[Coroutine[Any, Any, T], Future[T]]]) -> None:
+        """Run many in the loop, which is woken once, and have each tell its future."""
+        with self._lock:
+            if self is IoThread._current:
+                self.loop.call_soon_threadsafe(self._begin, work)
+                return
+        for coroutine, _ in work:
+            coroutine.close()
+        raise RuntimeError(GONE)
+
+    def _begin(self, work: Sequence[tuple[Coroutine[Any, Any, T], Future[T]]]) -> None:
+        for coroutine, future in work:
+            if future.cancelled():
+                coroutine.close()
+                continue
+            task = self.loop.create_task(coroutine)
+            task.add_done_callback(partial(_tell, future))
+            future.add_done_callback(partial(self._stop_task, task))
+
+    def _stop_task(self, task: "asyncio.Task[T]", future: Future[T]) -> None:
+        if future.cancelled():
+            with suppress(RuntimeError):  # the loop has ended
+                self.loop.call_soon_threadsafe(task.cancel)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it in the loop and wait. An interrupt ends the waiting at once, and the coroutine."""
@@ -114,6 +140,19 @@ class IoThread:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(cls._current))
         cls._current = None
         cls._lock = threading.RLock()
+
+
+def _tell(future: Future[T], task: "asyncio.Task[T]") -> None:
+    """Tell a future what became of a task."""
+    if task.cancelled():
+        future.cancel()
+    if not future.set_running_or_notify_cancel():
+        return
+    error = task.exception()
+    if error is None:
+        future.set_result(task.result())
+    else:
+        future.set_exception(error)
 
 
 async def _cancel(tasks: set[Any]) -> None:

@@ -249,7 +249,8 @@ class Lanes:
         states: Mapping[int, State] | None,
         reading: Callable[[str], None] = to_nobody,
     ) -> None:
-        self.files = Files()
+        lanes = list(lanes)
+        self.files = Files(len(lanes) / data.lanes)
         self._data, self._count = data, data.lanes
         self._running = {
             lane: _RunningLane(

@@ -13,7 +13,7 @@ from fmsdata.arguments import whole
 from fmsdata.chunk import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, TAIL, Buffer, Chunk
 from fmsdata.connection import Connection
 from fmsdata.counts import read_counts
-from fmsdata.courses import LOOKAHEAD, Course, Step, Turn
+from fmsdata.courses import Course, Step, Turn
 from fmsdata.errors import ConfigError, CountsError, DataError, StateError
 from fmsdata.fetch import RemoteFile
 from fmsdata.files import Files
@@ -127,7 +127,7 @@ class ShardReader(Stage):
             ]
             shelf, check = files.shelf(self.path.storage), partial(self.check_counts, source)
             files.sources[key] = RemoteSource(
-                connection, shelf.queue(connection), shelf.layouts, shards, self.column, plan, check
+                connection, shelf.queue(connection), shelf.layouts, shards, self.column, plan, check, files.share
             )
         return files.sources[key]
 
@@ -312,8 +312,8 @@ class _Fetched:
         self._course: Course | None = None
 
     @property
-    def tokens_at_once(self) -> int:
-        return min(CHUNK_TOKENS, self._shelf.tokens_at_once, int(self._tokens / self._lane.count * LOOKAHEAD))
+    def tokens_at_once(self) -> float:
+        return 0 if self._course is None else min(CHUNK_TOKENS, self._shelf.tokens_at_once(self._course))
 
     def start(self, place: int, step: Callable[[int], Step | None]) -> None:
         lane = self._lane

@@ -19,10 +19,10 @@ import time
 import warnings
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,8 +31,9 @@ from fmsdata.connection import Connection
 from fmsdata.courses import Ahead, Clock, Course, Pace, Step, Turn
 from fmsdata.errors import FmsdataWarning, StorageError
 from fmsdata.fetch import NOW, Priority, RangeQueue, Urgency
+from fmsdata.held import Held
 from fmsdata.keys import Ints
-from fmsdata.readers import Block, Tokens
+from fmsdata.readers import Block, StoredTokens, Tokens
 from fmsdata.readers.ranges import FetchedBlock, Piece
 from fmsdata.remote_source import Address, Layouts, RemoteSource
 from fmsdata.storage_settings import Storage
@@ -40,8 +41,9 @@ from fmsdata.storage_stats import StorageStats
 
 Value = TypeVar("Value")
 LAYOUT_BYTES = 64 << 20  # of layouts that are remembered
+HELD = 1 / 2  # of the budget, for sources that are held whole
 IN_USE = 3 / 4  # of the budget, for what the pipeline has got: the rest is for what comes next
-AT_ONCE = 64  # fetches that are begun: to begin thousands takes longer than the one that is waited for
+UNFINISHED = 4  # fetches for each connection: to begin thousands takes longer than the one that is waited for
 TIDY = 1000  # entries of a list that may be over
 LOOK_SECONDS = 0.2  # how often who waits looks whether it is still wanted
 
@@ -83,10 +85,10 @@ class LentTokens:
 class Shelf:
     """See above. One for the lanes that a process reads together."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, *, all_lanes: bool) -> None:
+        """`all_lanes`: all lanes of the run are read with it, and so all of its sources."""
         self._storage = storage
-        self._budget = storage.prefetch_bytes
-        self._most_lent = self._budget * IN_USE if self._budget else math.inf
+        self._held = Held(storage.prefetch_bytes * HELD if all_lanes else 0)
         self._cache = None if storage.cache is None else DiskCache(storage.cache.path, storage.cache.limit)
         self.layouts = Layouts(LAYOUT_BYTES)
         self._queues: dict[Connection, RangeQueue] = {}
@@ -94,6 +96,8 @@ class Shelf:
         self._numbers = count()
         self._count = 0  # of courses
         self._ahead = 0  # bytes
+        self._unfinished = 0  # fetches
+        self._finished: deque[None] = deque()  # an entry for each that has ended since; any thread may find that
         # The most urgent first, more or less. What was read is not kept for being in it.
         self._requested: deque[tuple[weakref.ref[Ahead], weakref.ref[Course]]] = deque()
         self._most_requested = TIDY
@@ -102,6 +106,15 @@ class Shelf:
         self._gone: deque[int | dict[int, Ahead]] = deque()  # what nobody uses any more; any thread may find that
         self._again_bytes, self._waited = 0, 0.0
         self._warned = self._closed = False
+
+    @property
+    def _budget(self) -> int:
+        """For all that is not held for good."""
+        return self._storage.prefetch_bytes - self._held.bytes
+
+    @property
+    def _most_lent(self) -> float:
+        return self._budget * IN_USE if self._budget else math.inf
 
     def queue(self, connection: Connection) -> RangeQueue:
         if connection not in self._queues:
@@ -125,16 +138,22 @@ class Shelf:
         self._push(course)
         return course
 
-    @property
-    def tokens_at_once(self) -> int:
-        """How many tokens each course may ask for in one go, so that all of them together stay within the budget."""
-        return int(self._most_lent / 8 / max(1, self._count)) if self._budget else 0
+    def tokens_at_once(self, course: Course) -> float:
+        """How many tokens a course may ask for in one go, so that all of them together stay within the budget."""
+        if self._held.holds(course):
+            return math.inf
+        return min(self._most_lent / 8 / max(1, self._count), course.lookahead) if self._budget else 0
 
-    def read(self, course: Course, place: int) -> tuple[Block, list[LentTokens]]:
+    def read(self, course: Course, place: int) -> tuple[Block, Sequence[StoredTokens]]:
         """The next block of a course."""
         self._sweep()
-        ahead = course.ahead.pop(place, None)
+        ahead = course.take(place)
         step = course.passed(place)
+        if self._held.holds(course):
+            self._fill(0)
+            _, first, stop = step.address
+            block = self._held.shard(course.source, step.address.shard, self._wait).read(first, stop)
+            return block, block.arrays
         self._push(course)
         if ahead is None:
             ahead = self._fetch(course.source, step, NOW)
@@ -146,9 +165,9 @@ class Shelf:
         if not ahead.future.done():
             course.source.hurry(ahead.urgency)
         self._fill(ahead.bytes)
-        block = self._wait(ahead.future)
-        lent = [LentTokens(self, course.source, step.address, i, piece) for i, piece in enumerate(block.pieces)]
-        return _plain(block), lent
+        fetched = self._wait(ahead.future)
+        lent = [LentTokens(self, course.source, step.address, i, piece) for i, piece in enumerate(fetched.pieces)]
+        return _plain(fetched), lent
 
     def read_once(self, source: RemoteSource, address: Address) -> Block:
         """A block that is on no course."""
@@ -166,24 +185,34 @@ class Shelf:
     def _fill(self, coming: int) -> None:
         """Fetch what is needed next, as long as there is room, beside so many bytes that are just coming."""
         self._tidy()
-        started = 0
-        while self._courses and started < AT_ONCE:
+        work: list[tuple[Coroutine[Any, Any, FetchedBlock], Future[FetchedBlock]]] = []
+        source: RemoteSource | None = None
+        while self._finished:
+            self._finished.popleft()
+            self._unfinished -= 1
+        most = UNFINISHED * self._storage.connections - self._unfinished
+        while self._courses and len(work) < most:
             priority, _, version, reference = self._courses[0]
             course = reference()
             step = course.upcoming() if course is not None and course.version == version else None
-            if course is None or step is None:
+            if course is None or step is None or self._held.holds(course):
                 heapq.heappop(self._courses)
                 continue
             size = course.source.size(step.address)
             if self._ahead + self._lent_bytes + coming + size > self._budget:
-                return
+                break
             heapq.heappop(self._courses)
             self._ahead += size
-            started += 1
-            ahead = self._fetch(course.source, step, priority)
+            ahead = Ahead(step, size, Urgency(priority), Future())
+            ahead.future.add_done_callback(lambda _: self._finished.append(None))
+            work.append((course.source.block(step.address, ahead.urgency), ahead.future))
             course.fetched(ahead)
             self._requested.append((weakref.ref(ahead), reference))
             self._push(course)
+            source = course.source
+        if source is not None:
+            self._unfinished += len(work)
+            source.begin(work)
 
     def _tidy(self) -> None:
         """Forget what is over, now and then: not all of it comes to an end of its list by itself."""
@@ -286,7 +315,9 @@ class Shelf:
     def traffic(self) -> StorageStats:
         """What was fetched so far."""
         total = StorageStats(
-            again_bytes=self._again_bytes, waited=self._waited, held_bytes=self._ahead + self._lent_bytes
+            again_bytes=self._again_bytes,
+            waited=self._waited,
+            held_bytes=self._ahead + self._lent_bytes + self._held.bytes,
         )
         for queue in self._queues.values():
             total += queue.traffic()

@@ -94,8 +94,13 @@ def tokens_of(block: FetchedBlock) -> list[list[int]]:
 
 def check(data: bytes, bounds: Sequence[int], column: str | None = "tokens") -> Layout:
     """The documents between any two neighbouring bounds are those of the whole file."""
+    check_layout(data, bounds, column, dense=True)
+    return check_layout(data, bounds, column, dense=False)
+
+
+def check_layout(data: bytes, bounds: Sequence[int], column: str | None, dense: bool) -> Layout:
     shard = ArrowShard(pa.py_buffer(data), "whole.arrow", column)
-    layout = read_from(data, read_layout("part.arrow", len(data), column, bounds))
+    layout = read_from(data, read_layout("part.arrow", len(data), column, bounds, dense=dense))
     assert layout.documents == shard.documents
     assert layout.known_tokens in (None, shard.tokens())
     assert read_from(data, layout.tokens()) == shard.tokens()
@@ -166,6 +171,27 @@ def test_record_batches_of_a_large_file_are_not_asked_before_they_are_read(kind:
     assert read_from(data, layout.tokens()) == sum(map(len, documents))
     for compression in ("lz4", "zstd"):
         check(arrow_file(documents[:3000], kind=kind, rows=[40], extra=extra, compression=compression), [0, 7, 3000])
+
+
+@pytest.mark.parametrize("kind", ["list", "large_list"])
+@pytest.mark.parametrize("rows", [300, 4000])
+@pytest.mark.parametrize("stream", [False, True])
+def test_where_most_blocks_are_read_the_documents_of_a_record_batch_are_found_once(
+    kind: str, rows: int, stream: bool
+) -> None:
+    rng = np.random.default_rng(5)
+    documents = [rng.integers(0, 9999, int(n)).tolist() for n in rng.integers(100, 400, 20_000)]
+    data = arrow_file(documents, kind=kind, rows=[rows], stream=stream)
+    bounds = [*range(0, 20_000, 37), 20_000]
+    layout = read_from(data, read_layout("part.arrow", len(data), "tokens", bounds, dense=True))
+    asked = Asked(data)
+    for first, stop in pairwise(bounds):
+        assert tokens_of(asked(layout.block(first, stop))) == documents[first:stop]
+    batches = -(-20_000 // rows)
+    assert asked.steps <= len(bounds) + batches
+    assert len(asked.ranges) <= len(bounds) + 3 * batches  # some blocks are of two record batches
+    assert asked.bytes < 1.02 * len(data)
+    assert layout.nbytes < 20_000 * 8 + 300 * batches + 30_000
 
 
 def test_rows_that_are_not_as_expected_are_an_error() -> None:

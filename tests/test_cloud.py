@@ -19,7 +19,7 @@ import numpy.typing as npt
 import psutil
 import pytest
 from conftest import documents, write_source
-from fault_proxy import FaultProxy, Request, always, answer, delay, faulty, stall
+from fault_proxy import FaultProxy, Request, always, answer, delay, faulty, first, never, reset, stall
 from object_store import ObjectStore
 
 import fmsdata
@@ -459,3 +459,106 @@ def test_stats_tell_what_storage_costs(corpus: Corpus, proxy: FaultProxy) -> Non
     next(iter(local))
     assert "storage" not in str(local.stats())
     local.close()
+
+
+def small(corpus: Corpus, options: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+    """A mix whose windows have a good part of all its sources."""
+    return corpus.config(options, shuffle={"window": 256}, **more)
+
+
+def test_small_sources_are_fetched_once_and_kept(corpus: Corpus, proxy: FaultProxy) -> None:
+    """Where one process reads all lanes. Each epoch of them has hundreds of blocks."""
+    expected = read(small(corpus, None), 4000)
+    proxy.clear()
+    loader = fmsdata.build_loader(small(corpus, proxy.options))
+    for step, batch in enumerate(islice(loader, 4000)):  # more than an epoch of each
+        assert np.array_equal(batch["input_ids"], expected[2 * step : 2 * step + 2])
+    storage = loader.stats().storage
+    loader.close()
+    assert all(one.epochs > 1 for one in loader.stats().sources.values())
+    records = proxy.asked(ending=".arrow")
+    assert len(records) == 10, "one for each shard"
+    assert sum(one.sent for one in records) == corpus.bytes == storage.held_bytes
+
+
+@pytest.mark.parametrize(
+    ("more", "world_size"),
+    [
+        ({}, 2),  # a process needs half of each source
+        ({"storage": {"prefetch_bytes": 400_000}}, 1),  # there is no room
+        ({"storage": {"prefetch_bytes": 0}}, 1),
+        ({"shuffle": {"window": 4}}, 1),  # most of an epoch is not needed before long
+    ],
+)
+def test_other_sources_are_not_kept(
+    corpus: Corpus, object_store: ObjectStore, more: dict[str, Any], world_size: int
+) -> None:
+    config = {**small(corpus, object_store.options), **more}
+    local = {**small(corpus, None), **more}
+    loader = fmsdata.build_loader(config, rank=0, world_size=world_size)
+    same = fmsdata.build_loader(local, rank=0, world_size=world_size)
+    for ours, theirs in islice(zip(loader, same, strict=True), 40):
+        assert np.array_equal(ours["input_ids"], theirs["input_ids"])
+    storage = loader.stats().storage
+    loader.close()
+    same.close()
+    assert storage.requests > 60
+    assert storage.bytes < 1.3 * corpus.bytes
+
+
+def test_some_sources_are_kept_and_others_have_the_rest_of_the_budget(
+    corpus: Corpus, object_store: ObjectStore
+) -> None:
+    budget = 1_300_000  # half of which is enough for some of the sources, and not for the largest
+    config = small(corpus, object_store.options, storage={"prefetch_bytes": budget})
+    expected = read(small(corpus, None), 100)
+    loader = fmsdata.build_loader(config)
+    for step, batch in enumerate(islice(loader, 100)):
+        assert np.array_equal(batch["input_ids"], expected[2 * step : 2 * step + 2])
+        assert loader.stats().storage.held_bytes < budget + 10_000
+    loader.close()
+
+
+def test_what_is_kept_comes_in_spite_of_faults_and_through_the_cache(
+    corpus: Corpus, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    storage = {"timeout": 1.0, "cache": {"path": str(tmp_path / "cache"), "limit": "100MB"}}
+    expected = read(small(corpus, None), 60)
+    proxy.rule = first(1, reset(5000))
+    assert np.array_equal(read(small(corpus, proxy.options, storage=storage), 60), expected)
+    assert len(proxy.asked(ending=".arrow")) == 20
+    proxy.clear()
+    proxy.rule = never
+    assert np.array_equal(read(small(corpus, proxy.options, storage=storage), 60), expected)
+    assert not proxy.asked(ending=".arrow")
+
+
+def test_what_is_kept_is_asked_for_again_after_an_error(corpus: Corpus, proxy: FaultProxy) -> None:
+    expected = read(small(corpus, None), 10)
+    loader = fmsdata.build_loader(small(corpus, proxy.options, storage={"retries": 1, "timeout": 1.0}))
+    proxy.rule = lambda request: answer(503, "SlowDown") if request.path.endswith("2.arrow") else delay(0)
+    with pytest.raises(fmsdata.StorageError, match=r"2\.arrow.*SlowDown"):
+        next(iter(loader))
+    proxy.rule = never
+    for step, batch in enumerate(islice(loader, 10)):
+        assert np.array_equal(batch["input_ids"], expected[2 * step : 2 * step + 2])
+    loader.close()
+
+
+def test_what_is_kept_is_held_against_its_counts_and_its_version(object_store: ObjectStore, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    write_source(tmp_path / "c/web", documents(rng, 500, 100, 50), shards=1)
+    write_index(tmp_path / "c")
+    url = object_store.bucket("replaced")
+    object_store.upload(tmp_path / "c", url)
+    config = small(Corpus(tmp_path / "c", url, 0), object_store.options, sources={"web": {"weight": 1}})
+    loader = fmsdata.build_loader(config)
+    write_source(tmp_path / "c/web", documents(rng, 490, 100, 50), shards=1)
+    object_store.upload(tmp_path / "c", url)
+    with pytest.raises(fmsdata.StorageError, match="replaced while the run reads it"):
+        next(iter(loader))
+    loader.close()
+    loader = fmsdata.build_loader(config)
+    with pytest.raises(fmsdata.CountsError, match="counts say 500 documents"):
+        next(iter(loader))
+    loader.close()

@@ -44,6 +44,7 @@ from scripted_server import ScriptedServer, partial, range_of, s3_error
 
 import fmsdata.connect
 import fmsdata.connection
+import fmsdata.s3_client
 from fmsdata.connection import Connection, Entry, Listing, close_connections
 from fmsdata.errors import CheckpointError, ConfigError, MissingError, StorageError
 from fmsdata.io_thread import THREADS
@@ -433,6 +434,104 @@ def test_a_server_is_given_the_time_it_asks_for(status: int) -> None:
         asked = "600"
         with pytest.raises(StorageError, match=r"in 1 attempt and \d\.\d s.*the server asks to wait 600 s"):
             connection.run(connection.read("b/a", 0, 9))
+
+
+def signed(request: web.BaseRequest) -> bool:
+    return "X-Amz-Signature" in request.query
+
+
+def test_a_url_is_signed_once_for_an_object_and_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        return partial(DATA, request)
+
+    with ScriptedServer(handle) as server:
+        connection = Connection.to("s3://b/a", server.options)
+        for start in range(20):
+            assert connection.run(connection.read("b/a", start, start + 9)).data == DATA[start : start + 9]
+            assert connection.run(connection.read("b/c d?", start, start + 9)).data == DATA[start : start + 9]
+        assert [signed(one) for one in server.requests] == [
+            False,
+            *[True] * 39,
+        ]  # the first shows that the bucket is fine
+        assert {one.path for one in server.requests} == {"/b/a", "/b/c d?"}
+        assert len({one.query_string for one in server.requests}) == 3
+        assert all(one.query["X-Amz-Algorithm"] == "AWS4-HMAC-SHA256" for one in server.requests[1:])
+        monkeypatch.setattr(fmsdata.s3_client, "USED_SECONDS", 0.0)
+        monkeypatch.setattr(fmsdata.s3_client, "MOST_URLS", 1)
+        time.sleep(1.1)  # signatures tell the second
+        for start in range(20):
+            assert connection.run(connection.read("b/a", start, start + 9)).data == DATA[start : start + 9]
+        assert len({one.query_string for one in server.requests}) > 3
+        connection.run(connection.read("b/c d?", 0, 9))
+        assert connection._lease
+        assert isinstance(connection._lease.client, fmsdata.s3_client.S3Client)
+        assert len(connection._lease.client._urls) == 1
+
+
+@pytest.mark.parametrize("status", [301, 307, 400])
+def test_where_signed_urls_will_not_do_requests_are_signed(status: int) -> None:
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        return s3_error(status, "PermanentRedirect") if signed(request) else partial(DATA, request)
+
+    with ScriptedServer(handle) as server:
+        connection = Connection.to("s3://b/a", server.options, QUICK)
+        for start in range(20):
+            assert connection.run(connection.read("b/a", start, start + 9)).data == DATA[start : start + 9]
+        assert [signed(one) for one in server.requests] == [False, True, *[False] * 19]
+        assert connection.traffic.retries == 0
+
+
+def test_what_the_user_wants_in_each_request_is_in_it() -> None:
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        assert request.headers["x-amz-request-payer"] == "requester"
+        return partial(DATA, request)
+
+    with ScriptedServer(handle) as server:
+        connection = Connection.to("s3://b/a", {**server.options, "requester_pays": True}, QUICK)
+        for start in range(3):
+            assert connection.run(connection.read("b/a", start, start + 9)).data == DATA[start : start + 9]
+
+
+def test_nobody_signs_for_who_has_no_name() -> None:
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        assert "Authorization" not in request.headers
+        assert not request.query_string
+        return partial(DATA, request)
+
+    with ScriptedServer(handle) as server:
+        options = {"anon": True, "client_kwargs": {"endpoint_url": server.endpoint}}
+        connection = Connection.to("s3://b/a", options, QUICK)
+        for start in range(3):
+            assert connection.run(connection.read("b/a", start, start + 9)).data == DATA[start : start + 9]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (
+            403,
+            "<Error><Code>AccessDenied</Code><Message>not &lt;you&gt;</Message></Error>",
+            "403 AccessDenied not <you>",
+        ),
+        (404, "<Error><Code>NoSuchKey</Code></Error>", "it is gone"),
+        (403, "<html>somebody between</html>", "access is denied: 403"),
+        (503, "", "3 attempts"),
+    ],
+)
+def test_errors_are_understood_from_signed_urls_too(status: int, body: str, words: str) -> None:
+    good = True
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        return partial(DATA, request) if good else web.Response(status=status, text=body, content_type="text/xml")
+
+    with ScriptedServer(handle) as server:
+        connection = Connection.to("s3://b/a", server.options, Storage(retries=2))
+        connection.run(connection.read("b/a", 0, 9))
+        good = False
+        with pytest.raises(StorageError, match=words) as told:
+            connection.run(connection.read("b/a", 0, 9))
+        assert all(map(signed, server.requests[1:]))
+        assert "Signature" not in str(told.value)
 
 
 class Vault:

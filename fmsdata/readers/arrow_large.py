@@ -124,7 +124,7 @@ def _batch(scan: Scan, data: memoryview, message: Ints) -> _Batch:
     return _Batch(rows, plain, table, values)
 
 
-def rows_layout(scan: Scan, messages: Ints, documents: int) -> Reading[Layout | None]:
+def rows_layout(scan: Scan, messages: Ints, documents: int, dense: bool) -> Reading[Layout | None]:
     """The layout of a file of lists, if its record batches seem to have the same number of rows, all but the last."""
     ends = messages[[0, -1]]
     data = yield [Range(offset, offset + size) for offset, size, _ in ends.tolist()]
@@ -133,19 +133,26 @@ def rows_layout(scan: Scan, messages: Ints, documents: int) -> Reading[Layout | 
         return None
     rows = np.full(len(messages), first.rows)
     rows[-1] = last.rows
-    return _Rows(scan, messages, rows)
+    return _Rows(scan, messages, rows, dense)
 
 
 class _Rows:
-    """The layout of a file whose record batches have many documents each."""
+    """The layout of a file whose record batches have many documents each.
 
-    def __init__(self, scan: Scan, messages: Ints, rows: Ints) -> None:
+    `dense`: the list offsets of a record batch are asked for all at once, and kept for its other blocks.
+    """
+
+    def __init__(self, scan: Scan, messages: Ints, rows: Ints, dense: bool) -> None:
         self._scan, self._column, self._messages = scan, scan.column, messages
         self._batches: dict[int, _Batch] = {}  # those that were asked so far
+        self._dense = dense and scan.column.fixed_size is None
+        self._kept: dict[int, Ints] = {}  # list offsets
         self._first_row: list[int] = offsets(rows).tolist()
         self.documents = self._first_row[-1]
         self.known_tokens: int | None = None
         self.nbytes = messages.nbytes + (8 + 300) * len(rows) + 2000
+        if self._dense:
+            self.nbytes += 8 * self.documents
 
     def block(self, first: int, stop: int) -> Reading[FetchedBlock]:
         begin, end = bisect_right(self._first_row, first) - 1, bisect_left(self._first_row, stop)
@@ -188,10 +195,21 @@ class _Rows:
 
     def _tables(self, parts: list[tuple[int, int, int]]) -> Reading[tuple[list[_Batch], list[Ints]]]:
         """The record batches, and of each the list offsets of some rows and behind the last."""
+        if not self._dense:
+            tables = yield from self._read_tables(parts)
+        else:
+            missing = [batch for batch, _, _ in parts if batch not in self._kept]
+            rows = self._first_row
+            found = yield from self._read_tables([(one, 0, rows[one + 1] - rows[one]) for one in missing])
+            self._kept.update(zip(missing, found, strict=True))
+            tables = [self._kept[batch][row : behind + 1] for batch, row, behind in parts]
+        return [self._batches[batch] for batch, _, _ in parts], tables
+
+    def _read_tables(self, parts: list[tuple[int, int, int]]) -> Reading[list[Ints]]:
         guesses = {part: self._guess(*part) for part in parts if part[0] not in self._batches}
         known = {part: self._table_range(*part) for part in parts if part[0] in self._batches}
         asked = [one for guess in guesses.values() for one in guess] + list(known.values())
-        data = iter((yield asked))
+        data = iter((yield asked) if asked else ())
         found: dict[tuple[int, int, int], Data] = {}
         for part, guess in guesses.items():
             got = [next(data) for _ in guess]
@@ -203,7 +221,7 @@ class _Rows:
         missing = [part for part in parts if part not in found]  # seldom: they are not right behind the metadata
         if missing:
             found |= dict(zip(missing, (yield [known[part] for part in missing]), strict=True))
-        return [self._batches[batch] for batch, _, _ in parts], [self._ends(found[part], part) for part in parts]
+        return [self._ends(found[part], part) for part in parts]
 
     def _learn(self, batch: int, data: memoryview) -> None:
         """What the metadata of a record batch tells, which was not asked before."""

@@ -35,7 +35,9 @@ TAIL = 1 << 14  # bytes to read first, at the end
 MANY = 8  # record batches, of which not each is asked how many rows it has
 
 
-def read_arrow_layout(name: str, size: int, column: str | None, bounds: Sequence[int]) -> Reading[Layout]:
+def read_arrow_layout(
+    name: str, size: int, column: str | None, bounds: Sequence[int], dense: bool = False
+) -> Reading[Layout]:
     """The layout of an Arrow file of `size` bytes. (`fmsdata.readers.ranges.read_layout` says more.)"""
     with Guarded(name, NOT_WHOLE):
         if size <= 0:
@@ -45,19 +47,20 @@ def read_arrow_layout(name: str, size: int, column: str | None, bounds: Sequence
     held = Held(tail.start, memoryview(data))
     wanted = np.array(bounds, np.int64)
     if held.data[-len(MAGIC) :] == MAGIC and size >= 18:
-        return (yield from _from_footer(name, size, column, wanted, held))
-    return (yield from _from_stream(name, size, column, wanted, held))
+        return (yield from _from_footer(name, size, column, wanted, dense, held))
+    return (yield from _from_stream(name, size, column, wanted, dense, held))
 
 
-def _from_footer(name: str, size: int, column: str | None, bounds: Ints, held: Held) -> Reading[Layout]:
+def _from_footer(name: str, size: int, column: str | None, bounds: Ints, dense: bool, held: Held) -> Reading[Layout]:
     with Guarded(name, NOT_WHOLE):
         length = footer_size(held.data, size)
         if length > max(size // 2, WINDOW):  # record batches are longer than what the footer has of them
             raise Truncated(f"its footer can't have {length} bytes")
     if length > len(held.data):
-        large = yield from documents_layout(name, size, column, length)
-        if large is not None:
-            return large
+        if not dense or length * WASTE > size:
+            large = yield from documents_layout(name, size, column, length)
+            if large is not None:
+                return large
         start = size - length & -8
         (more,) = yield [Range(start, held.base)]
         held = Held(start, memoryview(b"".join([more, held.data])))
@@ -69,17 +72,17 @@ def _from_footer(name: str, size: int, column: str | None, bounds: Ints, held: H
     scan = Scan(size, TokenColumn(schema, column, name))
     if scan.column.listed:
         if MANY < len(messages) < 2 * len(bounds):  # else blocks are many record batches
-            large = yield from rows_layout(scan, messages, int(bounds[-1]))
+            large = yield from rows_layout(scan, messages, int(bounds[-1]), dense)
             if large is not None:
                 return large
         table = BatchTable(scan)
         yield from scan.listed(messages, table.add, held)
-        return _of_lists(scan, table.rows(), bounds)
+        return _of_lists(scan, table.rows(), bounds, dense)
     footer_list = FooterList(scan, size - length + place, len(messages))
     return Runs(scan, messages, np.arange(len(messages) + 1), bounds, footer_list, None)
 
 
-def _from_stream(name: str, size: int, column: str | None, bounds: Ints, held: Held) -> Reading[Layout]:
+def _from_stream(name: str, size: int, column: str | None, bounds: Ints, dense: bool, held: Held) -> Reading[Layout]:
     (data,) = yield from held.read([Range(0, min(TAIL, size))])
     with Guarded(name, NOT_WHOLE):
         if data[: len(MAGIC)] == MAGIC:
@@ -99,7 +102,7 @@ def _from_stream(name: str, size: int, column: str | None, bounds: Ints, held: H
     if scan.column.listed:
         table = BatchTable(scan)
         yield from scan.stream(length, table.add, Held(0, data))
-        return _of_lists(scan, table.rows(), bounds)
+        return _of_lists(scan, table.rows(), bounds, dense)
     count = TokenCount(scan)
     found = [np.empty((0, 3), np.int64)]
 
@@ -113,7 +116,7 @@ def _from_stream(name: str, size: int, column: str | None, bounds: Ints, held: H
     return Runs(scan, messages, np.arange(len(messages) + 1), bounds, None, tokens)
 
 
-def _of_lists(scan: Scan, rows: Ints, bounds: Ints) -> Layout:
+def _of_lists(scan: Scan, rows: Ints, bounds: Ints, dense: bool) -> Layout:
     """Runs where they fetch little in vain, or where slices would be so small that requests cost more; else slices."""
     with Guarded(scan.column.name):
         first_row = scan.column.first_rows(rows[:, ROWS])
@@ -125,4 +128,4 @@ def _of_lists(scan: Scan, rows: Ints, bounds: Ints) -> Layout:
     in_order = not blocks[-1, LAST_GAPS]
     if tokens is not None and in_order and (in_runs - whole) * WASTE <= whole and in_runs - needed <= len(rows) * SMALL:
         return Runs(scan, messages, first_row, bounds, None, tokens)
-    return Slices(scan, rows, first_row, tokens)
+    return Slices(scan, rows, first_row, tokens, dense)

@@ -61,9 +61,12 @@ def stored(rows: Ints) -> Ints:
 
 
 class Slices:
-    """Blocks that are parts of record batches of lists."""
+    """Blocks that are parts of record batches of lists.
 
-    def __init__(self, scan: Scan, table: Ints, first_row: Ints, tokens: int | None) -> None:
+    `dense`: the list offsets of a record batch are asked for all at once, and kept for its other blocks.
+    """
+
+    def __init__(self, scan: Scan, table: Ints, first_row: Ints, tokens: int | None, dense: bool) -> None:
         self.documents = int(first_row[-1])
         self.known_tokens = tokens
         self.nbytes = OWN + table.nbytes + first_row.nbytes
@@ -71,11 +74,22 @@ class Slices:
         self._column = scan.column
         self._table = table
         self._first_row = first_row
+        self._kept: dict[int, Data] | None = {} if dense else None  # lists of offsets, by where they are
+        if dense:
+            self.nbytes += scan.column.ends.itemsize * self.documents
 
     def block(self, first: int, stop: int) -> Reading[FetchedBlock]:
         parts = list(self._parts(first, stop))
         cut = [part for part in parts if not part.whole]
-        tables = yield from fetch([self._table_of(part) for part in cut if self._column.fixed_size is None])
+        wanted = [] if self._column.fixed_size is not None else cut
+        if self._kept is None:
+            tables = yield from fetch([self._table_of(part) for part in wanted])
+        else:
+            whole = sorted(self._table_of(_Part(part.batch, 0, part.batch[ROWS])) for part in wanted)
+            missing = [one for one in whole if one.start not in self._kept]
+            found = (yield missing) if missing else []
+            self._kept.update(zip((one.start for one in missing), found, strict=True))
+            tables = _Fetched(whole, [self._kept[one.start] for one in whole])
         for part in cut:
             self._locate(part, tables)
         fetched = yield from fetch([one for part in parts for one in self._ranges(part)])

@@ -12,17 +12,20 @@ from fmsdata.readers.base import Data, FetchedBlock, Layout, Piece, Range, Read,
 __all__ = ["Data", "FetchedBlock", "Layout", "Piece", "Range", "Reading", "read_from", "read_layout"]
 
 
-def read_layout(name: str, size: int, column: str | None = None, bounds: Sequence[int] = ()) -> Reading[Layout]:
+def read_layout(
+    name: str, size: int, column: str | None = None, bounds: Sequence[int] = (), *, dense: bool = False
+) -> Reading[Layout]:
     """The layout of a shard of `size` bytes: how many documents it has, and where.
 
     Blocks can then be read between any two of the `bounds`, numbers of documents. (The first and the last are always
-    among them.) A layout keeps some numbers for each of them, not for each document.
+    among them.) A layout keeps some numbers for each of them, not for each document. `dense`: most blocks will be read,
+    so it is worth while to keep where the documents are that lie around one.
 
     >>> reading = read_layout("part-0.arrow", 1_000_000, bounds=[0, 500, 812])
     >>> next(reading)
     [Range(start=934464, stop=1000000)]
     """
-    return read_arrow_layout(name, size, column, bounds)
+    return read_arrow_layout(name, size, column, bounds, dense)
 
 
 def read_from(data: Data, reading: Reading[Read]) -> Read:
