@@ -1,9 +1,12 @@
 """Which client a kind of filesystem gets."""
 
 import asyncio
+import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from fmsdata.arguments import suggestion
 from fmsdata.clients import AsyncClient, BlockingClient, Client, HttpClient, LocalClient, protocols
 from fmsdata.errors import ConfigError
 from fmsdata.s3_client import S3Client, s3_options
@@ -26,4 +29,13 @@ async def connect(kind: type[Any], options: Mapping[str, Any], storage: Storage)
         await client.open()
         return client
     except (TypeError, ValueError, KeyError, ImportError) as cause:
-        raise ConfigError(f"storage_options can't be used: {cause}") from None
+        raise ConfigError(f"storage_options can't be used: {_reason(kind, cause)}") from None
+
+
+def _reason(kind: type[Any], cause: Exception) -> str:
+    """Why, in terms of the options, where a library talks of its functions."""
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(cause))
+    if unknown is None:
+        return str(cause)
+    known = [name for name in inspect.signature(kind.__init__).parameters if name not in ("self", "kwargs")]
+    return f"{kind.__name__} knows no {unknown[1]!r}; {suggestion(unknown[1], known)}"

@@ -298,10 +298,10 @@ class _About(NamedTuple):
         cause, advice = found.cause, found.advice
         if found.verdict is Verdict.AGAIN:
             asked = f"; the server asks to wait {found.wait:.0f} s" if found.wait else ""
+            resume = "" if self.verb == "listed" else "; the run can be resumed from its last state"
             return StorageError(
                 f"{subject} could not be {self.verb} in {attempts} attempt{'s' * (attempts > 1)} and {seconds:.1f} s, "
-                f"at last for this reason: {cause}{asked}{f'; {advice}' if advice else ''}; "
-                "the run can be resumed from its last state"
+                f"at last for this reason: {cause}{asked}{f'; {advice}' if advice else ''}{resume}"
             )
         if found.verdict is Verdict.FRESH:
             cause = f"the credentials are not accepted, and new ones were looked for in vain: {cause}"

@@ -265,7 +265,7 @@ def _parsed(text: str) -> tuple[str, Path | None]:
     shown = PASSWORD.sub(r"\1:***@", text)
     if "::" in protocol:
         raise ConfigError(f"path {shown!r} is several in one; name one, and give `storage.cache` a path to keep copies")
-    if not rest.strip("/"):
+    if not rest.strip("/") or (protocol == "s3" and rest.startswith("/")):
         raise ConfigError(f"path {shown!r} names no folder; write {protocol}://bucket/folder")
     if protocol in ("http", "https") and "?" in rest:
         shown = shown.partition("?")[0]

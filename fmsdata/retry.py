@@ -117,6 +117,8 @@ def understand(error: BaseException, worked: bool = False) -> Finding:
     if names & NO_CREDENTIALS:
         advice = "give them in storage_options, the environment or ~/.aws, or say `anon: true` for public data"
         return Finding(Verdict.FRESH if worked else Verdict.FAIL, "no credentials were found", advice)
+    if "ParamValidationError" in names:  # botocore's, which is long
+        return Finding(Verdict.FAIL, cause.splitlines()[-1].partition(": ")[0], "check the path")
     if "RecursionError" in names:  # botocore's, where a server sends it elsewhere without telling where
         return Finding(Verdict.FAIL, cause, REGION)
     if isinstance(error, Damaged) or names & CONNECTION_ERRORS:

@@ -6,6 +6,7 @@ were signed before, by the same libraries: one for an object, for some minutes.
 """
 
 import html
+import math
 import re
 import time
 from collections import OrderedDict
@@ -14,13 +15,15 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fmsdata.clients import AsyncClient, Entry, Fetched, Page, check_version, collect, place, plain, span
+from fmsdata.errors import ConfigError
 from fmsdata.retry import EXPIRED, Damaged
 from fmsdata.storage_settings import Storage
 
 SIGNED_SECONDS = 900  # for which a URL is good
 USED_SECONDS = 300  # for which it is used: credentials that were good when it was signed last that long
 MOST_URLS = 10_000
-OTHERWISE = {301, 302, 307, 308, 400}  # what is answered where a signed URL won't do: the libraries know what to do
+# What is answered where a signed URL won't do: in another region, or where a policy forbids them.
+OTHERWISE = {301, 302, 307, 308, 400, 403}
 AGENT = "fmsdata"
 
 
@@ -80,31 +83,32 @@ class S3Client(AsyncClient):
         from botocore.exceptions import ClientError
 
         s3 = await self._files.get_s3(where["Bucket"])
-        session = s3._endpoint.http_session
+        session = getattr(getattr(s3, "_endpoint", None), "http_session", None)
         if not isinstance(session, AIOHTTPSession):
             return None
-        signed, url = self._urls.get(path, (0.0, ""))
-        if time.monotonic() > signed + USED_SECONDS:
-            url = await s3.generate_presigned_url("get_object", Params=where, ExpiresIn=SIGNED_SECONDS)
-            self._urls[path] = time.monotonic(), url
-            if len(self._urls) > MOST_URLS:
-                self._urls.popitem(last=False)
         headers = {"Range": wanted, "User-Agent": AGENT}
-        answer = await session.send(AWSPreparedRequest("GET", url, headers, None, True))
+        request = AWSPreparedRequest("GET", await self._signed(s3, path, where), headers, None, True)
+        answer = await session.send(request)
         status, told = answer.status_code, answer.headers
         if status < 300:
             return _Answer(status, told, AioStreamingBody(answer.raw, told.get("content-length")))
         text = (await answer.content).decode(errors="replace")
-        told_error = {name: _element(text, name) for name in ("Code", "Message")}
-        if status in OTHERWISE and told_error["Code"] not in EXPIRED:
+        error = {name: _element(text, name) for name in ("Code", "Message")}
+        if status in OTHERWISE and error["Code"] not in EXPIRED:
             return None
-        raise ClientError(
-            {
-                "Error": told_error,
-                "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": told},
-            },
-            "GetObject",
-        )
+        about = {"HTTPStatusCode": status, "HTTPHeaders": told}
+        raise ClientError({"Error": error, "ResponseMetadata": about}, "GetObject")
+
+    async def _signed(self, s3: Any, path: str, where: dict[str, str]) -> str:
+        """A URL for an object that is good for a while."""
+        signed, url = self._urls.get(path, (-math.inf, ""))
+        if time.monotonic() > signed + USED_SECONDS:
+            url = await s3.generate_presigned_url("get_object", Params=where, ExpiresIn=SIGNED_SECONDS)
+            self._urls[path] = time.monotonic(), url
+            self._urls.move_to_end(path)
+            if len(self._urls) > MOST_URLS:
+                self._urls.popitem(last=False)
+        return url
 
     async def info(self, path: str) -> Entry:
         told = await self._ask("head_object", **self._place(path))
@@ -170,6 +174,9 @@ def s3_options(options: Mapping[str, Any], storage: Storage) -> dict[str, Any]:
     """The user's options. Attempts and limits are ours, and so are the checks of what comes."""
     from botocore.config import Config  # only needed, and so only installed, for S3
 
+    for name, example in (("client_kwargs", "endpoint_url: https://host"), ("config_kwargs", "region_name: eu-1")):
+        if not isinstance(options.get(name) or {}, Mapping):
+            raise ConfigError(f"storage_options.{name} is no set of keys and values, such as {{{example}}}")
     ours = {
         "max_pool_connections": storage.connections,
         "connect_timeout": storage.timeout,

@@ -26,6 +26,7 @@ import fmsdata
 from fmsdata.counts import write_index
 from fmsdata.feed import Direct
 from fmsdata.prepare import write_shard
+from fmsdata.readers.ranges import FetchedBlock
 
 PROGRAM = Path(__file__).parent / "programs" / "remote_run.py"
 Samples = npt.NDArray[np.int64]
@@ -370,6 +371,9 @@ def test_memory_stays_within_the_budget_for_many_lanes_and_sources(tmp_path: Pat
     (locally, expected), (remotely, given) = grown(local), grown(remote)
     assert np.array_equal(given, expected)
     assert remote.stats().storage.again_bytes, "the budget was enough"
+    gc.collect()
+    kept = [one for one in gc.get_objects() if type(one) is FetchedBlock]
+    assert sum(piece.tokens.nbytes for block in kept for piece in block.pieces) < budget, "what was read is kept"
     remote.close()
     assert remotely < locally + budget + 100_000_000, (locally, remotely)
 

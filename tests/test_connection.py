@@ -42,6 +42,7 @@ from fsspec.spec import AbstractFileSystem
 from object_store import ObjectStore, free_port, storage_options
 from scripted_server import ScriptedServer, partial, range_of, s3_error
 
+import fmsdata
 import fmsdata.connect
 import fmsdata.connection
 import fmsdata.s3_client
@@ -468,10 +469,11 @@ def test_a_url_is_signed_once_for_an_object_and_now_and_then(monkeypatch: pytest
         assert len(connection._lease.client._urls) == 1
 
 
-@pytest.mark.parametrize("status", [301, 307, 400])
+@pytest.mark.parametrize("status", [301, 307, 400, 403])
 def test_where_signed_urls_will_not_do_requests_are_signed(status: int) -> None:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        return s3_error(status, "PermanentRedirect") if signed(request) else partial(DATA, request)
+        code = "AccessDenied" if status == 403 else "PermanentRedirect"
+        return s3_error(status, code) if signed(request) else partial(DATA, request)
 
     with ScriptedServer(handle) as server:
         connection = Connection.to("s3://b/a", server.options, QUICK)
@@ -530,7 +532,10 @@ def test_errors_are_understood_from_signed_urls_too(status: int, body: str, word
         good = False
         with pytest.raises(StorageError, match=words) as told:
             connection.run(connection.read("b/a", 0, 9))
-        assert all(map(signed, server.requests[1:]))
+        assert signed(server.requests[1])
+        assert [signed(one) for one in server.requests[2:]] == (
+            [False] if status == 403 else [True] * (status == 503) * 2
+        )
         assert "Signature" not in str(told.value)
 
 
@@ -933,3 +938,37 @@ def test_forks_and_a_clean_exit(proxy: FaultProxy, bucket: str) -> None:
     finally:
         program.kill()
         program.wait()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"client_kwargs": "https://host"}, r"storage_options\.client_kwargs is no set of keys and values"),
+        ({"config_kwargs": ["a"]}, r"storage_options\.config_kwargs is no set of keys and values"),
+        ({"secrets": "x"}, "S3FileSystem knows no 'secrets'; did you mean 'secret'"),
+        ({"client_kwargs": {"endpoint": "http://host"}}, "knows no 'endpoint'; did you mean 'endpoint_url'"),
+        ({"client_kwargs": {"endpoint_url": "host:80"}}, "Invalid endpoint: host:80"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], words: str) -> None:
+    connection = Connection.to("s3://b/a", options)
+    with pytest.raises(ConfigError, match=words):
+        connection.run(connection.list("b/a"))
+
+
+def test_a_name_that_no_bucket_has_is_told(object_store: ObjectStore) -> None:
+    connection = Connection.to("s3://Data_1!/a", object_store.options)
+    with pytest.raises(
+        StorageError, match=r"s3://Data_1!/a can't be listed: Invalid bucket name \"Data_1!\"; check the path$"
+    ):
+        connection.run(connection.list("Data_1!/a"))
+    with pytest.raises(ConfigError, match="'s3:///corpus' names no folder; write s3://bucket/folder"):
+        fmsdata.ShardReader("s3:///corpus")
+
+
+def test_only_a_run_can_be_resumed(proxy: FaultProxy, bucket: str) -> None:
+    connection = Connection.to(bucket, proxy.options, Storage(retries=0))
+    proxy.rule = always(answer(503, "SlowDown"))
+    with pytest.raises(StorageError, match="could not be listed in 1 attempt") as told:
+        connection.run(connection.list(connection.path(bucket)))
+    assert "resumed" not in str(told.value)
