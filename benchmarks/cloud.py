@@ -287,7 +287,7 @@ def throughput(store: ObjectStore, proxy: Proxy, rounds: int) -> None:
         "connections", "bare MB/s", "loader MB/s", "M tokens/s", "of bare", "x without", "waited", "CPU", "KB / request"
     )
     with corpus(store, {"web": 3, "books": 1}, 200, 1000, shards=4) as data:
-        for connections in (4, 8):
+        for connections in (4, 6, 8):
             storage = {"prefetch_bytes": 64 << 20, "connections": connections}
             rows: dict[str, list[float]] = {}
             for _ in range(rounds):
@@ -324,26 +324,50 @@ def throughput(store: ObjectStore, proxy: Proxy, rounds: int) -> None:
     proxy.end()
 
 
-def first(store: ObjectStore, proxy: Proxy, rounds: int, million: float) -> None:
-    print(
-        f"\nThe first batch: 64 lanes x 4 sources, lines of {LENGTH}, window {WINDOW}, {million:.0f} M tokens, "
-        "blocks of half a MB"
+class Start(NamedTuple):
+    """A mix whose first batch is waited for."""
+
+    million: int  # tokens
+    mean: int  # of a document
+    length: int
+    window: int
+
+
+STARTS = (
+    Start(4, 500, 512, 256),
+    Start(40, 500, 1024, 256),
+    Start(300, 1000, 4096, 64),
+    Start(300, 1000, 4096, 256),
+    Start(300, 1 << 18, 4096, 256),
+)
+
+
+def first(store: ObjectStore, proxy: Proxy, rounds: int) -> None:
+    print("\nThe first batch: 64 lanes x 4 sources")
+    print_row(
+        *("M tokens", "mean document", "line x window", "batch size", "planning s", "first batch s", "together s"),
+        *("from local files s", "MB", "requests"),
     )
-    print_row("batch size", "planning s", "first batch s", "together s", "MB", "requests")
-    with corpus(store, {"web": 4, "books": 3, "code": 2, "wiki": 1}, million, 1 << 18, shards=4) as data:
-        for batch_size in (8, 64):
-            proxy.begin("slow")
-            loader = {"batch_size": batch_size}
-            runs = [
-                apart(first_batch, config=data.config(proxy.endpoint, lanes=64, loader=loader)) for _ in range(rounds)
-            ]
-            together = spread([one["planning"] + one["first"] for one in runs])
-            megabytes, requests = (
-                median([one["bytes"] / 1e6 for one in runs]),
-                median([one["requests"] for one in runs]),
-            )
-            both = (spread([one[name] for one in runs]) for name in ("planning", "first"))
-            print_row(batch_size, *both, together, f"{megabytes:.1f}", requests)
+    for start in STARTS:
+        mix = {"web": 4, "books": 3, "code": 2, "wiki": 1}
+        with corpus(store, mix, start.million, start.mean, shards=4) as data:
+            for batch_size in (8, 64):
+                more: dict[str, Any] = {
+                    "lanes": 64,
+                    "pack": {"seq_len": start.length},
+                    "shuffle": {"window": start.window},
+                    "loader": {"batch_size": batch_size},
+                }
+                proxy.begin("slow")
+                runs = [apart(first_batch, config=data.config(proxy.endpoint, **more)) for _ in range(rounds)]
+                local = [apart(first_batch, config=data.config(None, **more))["first"] for _ in range(rounds)]
+                both = (spread([one[name] for one in runs]) for name in ("planning", "first"))
+                fetched = (median([one[name] for one in runs]) for name in ("bytes", "requests"))
+                print_row(
+                    *(start.million, start.mean, f"{start.length} x {start.window}", batch_size, *both),
+                    spread([one["planning"] + one["first"] for one in runs]),
+                    *(spread(local), f"{next(fetched) / 1e6:.1f}", f"{next(fetched):.0f}"),
+                )
     proxy.end()
 
 
@@ -376,7 +400,7 @@ def memory_of_a_worker(store: ObjectStore) -> None:
                 if budget is not None:
                     more["storage"] = {"prefetch_bytes": budget}
                 config = data.config(None if budget is None else store.endpoint, **more)
-                run = apart(memory, config=config, steps=500 * window * 5 // 4 // BATCH, seconds=90)
+                run = apart(memory, config=config, steps=500 * window * 5 // 4 // BATCH, seconds=150)
                 above = run["most"] - least
                 numbers = (run["most"], above, above - (budget or 0), run["held"], run["again"])
                 name = "local" if budget is None else f"{budget >> 20} MB"
@@ -435,9 +459,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default="throughput,first,memory,bytes,cache")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--first-tokens", type=float, default=300, help="million tokens of the corpus for the first batch"
-    )
     args = parser.parse_args()
     parts = args.parts.split(",")
     with tempfile.TemporaryDirectory() as folder, ObjectStore(Path(folder)) as store:
@@ -445,7 +466,7 @@ def main() -> None:
         if "throughput" in parts:
             throughput(store, proxy, args.rounds)
         if "first" in parts:
-            first(store, proxy, args.rounds, args.first_tokens)
+            first(store, proxy, args.rounds)
         if "memory" in parts:
             memory_of_a_worker(store)
         if "bytes" in parts:

@@ -43,7 +43,7 @@ Value = TypeVar("Value")
 LAYOUT_BYTES = 64 << 20  # of layouts that are remembered
 HELD = 1 / 2  # of the budget, for sources that are held whole
 IN_USE = 3 / 4  # of the budget, for what the pipeline has got: the rest is for what comes next
-UNFINISHED = 4  # fetches for each connection: to begin thousands takes longer than the one that is waited for
+UNFINISHED, FOR_EACH = 64, 4  # fetches, and for each connection: to begin thousands delays what is waited for
 TIDY = 1000  # entries of a list that may be over
 LOOK_SECONDS = 0.2  # how often who waits looks whether it is still wanted
 
@@ -190,7 +190,7 @@ class Shelf:
         while self._finished:
             self._finished.popleft()
             self._unfinished -= 1
-        most = UNFINISHED * self._storage.connections - self._unfinished
+        most = max(UNFINISHED, FOR_EACH * self._storage.connections) - self._unfinished
         while self._courses and len(work) < most:
             priority, _, version, reference = self._courses[0]
             course = reference()
