@@ -40,12 +40,16 @@ class Held:
                 self._shards[source] = None
         return self._shards[source] is not None
 
-    def shard(self, source: RemoteSource, shard: int, wait: "Callable[[Future[pa.Buffer]], pa.Buffer]") -> ArrowShard:
-        """A shard of a source that is held."""
+    def shard(
+        self, source: RemoteSource, shard: int, wait: "Callable[[Future[pa.Buffer]], pa.Buffer]"
+    ) -> ArrowShard | None:
+        """A shard of a source that is held. None if it can't be: what is decoded would take more than was counted."""
         shards = self._shards[source]
-        if shards is None:
-            raise KeyError(source)
-        return shards[shard].opened(wait)
+        opened = None if shards is None else shards[shard].opened(wait)
+        if opened is not None and not opened.plain:
+            self._shards[source] = opened = None
+            self.bytes -= source.stored
+        return opened
 
 
 class _Shard:

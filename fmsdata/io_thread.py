@@ -79,8 +79,9 @@ class IoThread:
             if self is IoThread._current:
                 self.loop.call_soon_threadsafe(self._begin, work)
                 return
-        for coroutine, _ in work:
+        for coroutine, future in work:
             coroutine.close()
+            future.cancel()  # nobody must wait for it
         raise RuntimeError(GONE)
 
     def _begin(self, work: Sequence[tuple[Coroutine[Any, Any, T], Future[T]]]) -> None:

@@ -151,9 +151,10 @@ class Shelf:
         step = course.passed(place)
         if self._held.holds(course):
             self._fill(0)
-            _, first, stop = step.address
-            block = self._held.shard(course.source, step.address.shard, self._wait).read(first, stop)
-            return block, block.arrays
+            shard = self._held.shard(course.source, step.address.shard, self._wait)
+            if shard is not None:
+                block = shard.read(step.address.first, step.address.stop)
+                return block, block.arrays
         self._push(course)
         if ahead is None:
             ahead = self._fetch(course.source, step, NOW)

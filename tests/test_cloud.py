@@ -17,6 +17,7 @@ import fsspec
 import numpy as np
 import numpy.typing as npt
 import psutil
+import pyarrow as pa
 import pytest
 from conftest import documents, write_source
 from fault_proxy import FaultProxy, Request, always, answer, delay, faulty, first, never, reset, stall
@@ -565,4 +566,34 @@ def test_what_is_kept_is_held_against_its_counts_and_its_version(object_store: O
     loader = fmsdata.build_loader(config)
     with pytest.raises(fmsdata.CountsError, match="counts say 500 documents"):
         next(iter(loader))
+    loader.close()
+
+
+@pytest.mark.parametrize("layout", ["list", "batch"])
+def test_what_must_be_decoded_is_not_kept(tmp_path: Path, in_memory: str, layout: Any) -> None:
+    """It would take more memory than its files do."""
+    (tmp_path / "web").mkdir()
+    rng = np.random.default_rng(4)
+    many = [pa.array(rng.integers(0, 9, 300), pa.int32()) for _ in range(1500)]
+    kind = pa.list_(pa.int32()) if layout == "list" else pa.int32()
+    schema = pa.schema([("tokens", kind)])
+    with pa.ipc.new_file(
+        str(tmp_path / "web/a.arrow"), schema, options=pa.ipc.IpcWriteOptions(compression="zstd")
+    ) as writer:
+        for first in range(0, 1500, 100):
+            some = many[first : first + 100]
+            batches = (
+                [[pa.array([one.to_pylist() for one in some], kind)]] if layout == "list" else [[one] for one in some]
+            )
+            for columns in batches:
+                writer.write_batch(pa.record_batch(columns, schema=schema))
+    put(tmp_path, in_memory)
+    data = Corpus(tmp_path, in_memory, 0)
+    more: dict[str, Any] = {"sources": {"web": {"weight": 1}}, "storage": {"prefetch_bytes": 1_000_000}}
+    expected = read(small(data, None, **more), 60)
+    loader = fmsdata.build_loader(small(data, {}, **more) | {"path": in_memory})
+    for step, batch in enumerate(islice(loader, 60)):
+        assert np.array_equal(batch["input_ids"], expected[2 * step : 2 * step + 2])
+        assert loader.stats().storage.held_bytes < 1_100_000
+    assert loader.stats().storage.requests > 20
     loader.close()

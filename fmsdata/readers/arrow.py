@@ -40,6 +40,7 @@ class Batches:
         self._first_row: Sequence[int] = range(len(messages) + 1)
         self.known_tokens: int | None = None if len(messages) else 0  # what the file need not be read for
         self._shape = Shape(0, 0, compressed=False)
+        self._plain: list[bool] = []
         if not len(messages):
             return
         with Guarded(column.name):
@@ -59,6 +60,11 @@ class Batches:
     @property
     def documents(self) -> int:
         return self._first_row[-1]
+
+    @property
+    def plain(self) -> bool:
+        """Whether the tokens lie there as they are."""
+        return not self._shape.compressed and (not self._column.listed or all(self._plain))
 
     def read(self, first: int, stop: int) -> Block:
         """The documents `first` to `stop - 1`, of which there must be at least one."""
