@@ -18,7 +18,7 @@ from fmsdata.readers.ranges import FetchedBlock, Range
 
 Value = TypeVar("Value")
 PLACE = 8  # bytes at most that tell where a document is
-DENSE = 64  # layouts with places of all documents are read if they are at most this part of what is read with them
+DENSE = 128  # layouts with places of all documents are read if they are at most this part of what is read with them
 MOST_PLACES = 16 << 20  # bytes of a source that are kept
 PART = 1 << 20  # bytes of a shard that are asked for at once, if all of it is
 
