@@ -37,5 +37,7 @@ def _reason(kind: type[Any], cause: Exception) -> str:
     unknown = re.search(r"unexpected keyword argument '(\w+)'", str(cause))
     if unknown is None:
         return str(cause)
+    if str(cause).startswith("Got unexpected"):  # botocore's settings
+        return f"config_kwargs has {unknown[1]!r}, which botocore does not know"
     known = [name for name in inspect.signature(kind.__init__).parameters if name not in ("self", "kwargs")]
     return f"{kind.__name__} knows no {unknown[1]!r}; {suggestion(unknown[1], known)}"

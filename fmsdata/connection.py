@@ -188,7 +188,7 @@ class Connection:
         await self._request(lambda client: client.remove_folder(path), _About(self._url(path), "removed", what))
 
     def _url(self, path: str) -> str:
-        return clean(path if "://" in path else f"{self._protocol}://{path}")
+        return clean(path) if "://" in path else f"{self._protocol}://{path}"
 
     async def _request(
         self, call: Callable[[Client], Awaitable[T]], about: "_About", size: int = 0, patient: bool = False

@@ -121,9 +121,8 @@ class RangeQueue:
         """Whatever was asked for is not wanted any more, nor what will be."""
         self._closed = True
         self._heap.clear()
-        for waiting in self._waiting.values():
-            for _, _, request in waiting:
-                request.answer.cancel()
+        for request in self._asked.values():  # also those that a task which never began should have read
+            request.answer.cancel()
         for task in self._running:
             task.cancel()
 
@@ -205,6 +204,7 @@ class RangeQueue:
             for one in requests:
                 if not one.answer.done():
                     one.answer.set_exception(error)
+                    one.answer.exception()  # it is no matter if nobody wants to know any more
         finally:
             self._free += 1
             self._dispatch()

@@ -25,6 +25,8 @@ MOST_URLS = 10_000
 # What is answered where a signed URL won't do: in another region, or where a policy forbids them.
 OTHERWISE = {301, 302, 307, 308, 400, 403}
 AGENT = "fmsdata"
+TEXTS = ("key", "secret", "token", "username", "password", "endpoint_url")
+SWITCHES = ("anon", "use_ssl", "requester_pays", "version_aware")
 
 
 class _Answer(NamedTuple):
@@ -157,7 +159,9 @@ class S3Client(AsyncClient):
 
     def _place(self, path: str) -> dict[str, str]:
         bucket, key, version = self._files.split_path(path)
-        return {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
+        if version:
+            return {"Bucket": bucket, "Key": key, "VersionId": version}
+        return {"Bucket": bucket, "Key": "".join([key, *path.partition("?versionId=")[1:]])}  # it is a part of the key
 
     def _prefix(self, folder: str) -> tuple[str, str]:
         bucket, key, _ = self._files.split_path(folder)
@@ -174,6 +178,12 @@ def s3_options(options: Mapping[str, Any], storage: Storage) -> dict[str, Any]:
     """The user's options. Attempts and limits are ours, and so are the checks of what comes."""
     from botocore.config import Config  # only needed, and so only installed, for S3
 
+    for name in TEXTS:
+        if not isinstance(options.get(name, ""), str | None):
+            raise ConfigError(f"storage_options.{name} is no text; write it in quotes")
+    for name in SWITCHES:
+        if not isinstance(options.get(name, False), bool):
+            raise ConfigError(f"storage_options.{name} is {options[name]!r}; write true or false")
     for name, example in (("client_kwargs", "endpoint_url: https://host"), ("config_kwargs", "region_name: eu-1")):
         if not isinstance(options.get(name) or {}, Mapping):
             raise ConfigError(f"storage_options.{name} is no set of keys and values, such as {{{example}}}")

@@ -948,6 +948,9 @@ def test_forks_and_a_clean_exit(proxy: FaultProxy, bucket: str) -> None:
         ({"secrets": "x"}, "S3FileSystem knows no 'secrets'; did you mean 'secret'"),
         ({"client_kwargs": {"endpoint": "http://host"}}, "knows no 'endpoint'; did you mean 'endpoint_url'"),
         ({"client_kwargs": {"endpoint_url": "host:80"}}, "Invalid endpoint: host:80"),
+        ({"config_kwargs": {"sig": 1}}, "config_kwargs has 'sig', which botocore does not know"),
+        ({"key": 5}, r"storage_options\.key is no text; write it in quotes"),
+        ({"anon": "maybe"}, r"storage_options\.anon is 'maybe'; write true or false"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], words: str) -> None:
@@ -964,6 +967,20 @@ def test_a_name_that_no_bucket_has_is_told(object_store: ObjectStore) -> None:
         connection.run(connection.list("Data_1!/a"))
     with pytest.raises(ConfigError, match="'s3:///corpus' names no folder; write s3://bucket/folder"):
         fmsdata.ShardReader("s3:///corpus")
+
+
+def test_any_key_can_be_read_and_is_told_whole(object_store: ObjectStore) -> None:
+    bucket = object_store.bucket("keys")
+    connection = Connection.to(bucket, object_store.options)
+    for key in ("a b+c", "100%", "é#1", "a?b", "a?versionId=c", "a//b", "x&y=z;"):
+        path = connection.path(f"{bucket}/folder") + f"/{key}"
+        connection.run(connection.write(path, DATA))
+        for start in (0, 1, 2):  # through the library, and through a signed URL
+            assert connection.run(connection.read(path, start, 9)).data == DATA[start:9]
+        connection.run(connection.remove(path))
+        with pytest.raises(MissingError) as told:
+            connection.run(connection.read(path, 0, 9))
+        assert f"/folder/{key} can't be read" in str(told.value)
 
 
 def test_only_a_run_can_be_resumed(proxy: FaultProxy, bucket: str) -> None:

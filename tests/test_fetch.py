@@ -1,6 +1,7 @@
 """The queue of ranges: what is asked for twice is read once."""
 
 import asyncio
+import gc
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
@@ -96,3 +97,32 @@ def test_what_somebody_needs_sooner_comes_sooner(setting: Setting) -> None:
 
     setting.run(many())
     assert order.index(4000) < order.index(2000) < order.index(9000)
+
+
+def test_a_queue_that_is_closed_answers_all_who_wait(setting: Setting) -> None:
+    async def close_early() -> list[Any]:
+        tasks = [asyncio.ensure_future(setting.read(start, start + 100)) for start in [0, 0, 2000, 5000]]
+        await asyncio.sleep(0)
+        setting.queue.close()  # what is to read the first has not begun
+        return list(await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5))
+
+    assert [type(one) for one in setting.run(close_early())] == [asyncio.CancelledError] * 4
+
+
+def test_an_error_that_nobody_waits_for_any_more_makes_no_noise(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    fsspec.filesystem("memory").mv(setting.file.path, "/ranges/b")
+
+    async def leave() -> None:
+        task = asyncio.ensure_future(setting.read(0, 100))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        while setting.queue._running:
+            await asyncio.sleep(0.01)
+
+    setting.run(leave())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
