@@ -28,7 +28,7 @@ check: setup
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 bench: setup
 	$(BIN)/python benchmarks/pipeline.py
