@@ -293,8 +293,8 @@ class Shelf:
             self._warned = True
             warnings.warn(
                 f"storage.prefetch_bytes is {self._storage.prefetch_bytes:,}, too little for the {self._count:,} "
-                "courses (lanes x sources) of this process: documents are read again one by one, which is slow; raise it, use "
-                "more processes, or smaller shuffle windows",
+                "courses (lanes x sources) of this process: documents are read again one by one, which is slow; "
+                "raise it, use more processes, or smaller shuffle windows",
                 FmsdataWarning,
                 stacklevel=2,
             )
