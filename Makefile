@@ -28,7 +28,7 @@ check: setup
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2
 
 bench: setup
 	$(BIN)/python benchmarks/pipeline.py

@@ -143,7 +143,7 @@ def test_the_stream_survives_faults(corpus: Corpus, expected: Samples, proxy: Fa
         samples = read(config, 192 // world_size, world_size)
         assert np.array_equal(samples, expected[: len(samples)])
     assert sum(record.status != 206 for record in proxy.asked(ending=".arrow")), "no fault came"
-    assert proxy.requests.most <= 4
+    assert proxy.requests.most <= 8  # the proxy may still be at work for a connection that was cut
 
 
 @pytest.mark.parametrize("budget", [0, 20_000, 1_000_000])

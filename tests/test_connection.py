@@ -73,6 +73,12 @@ def own_threads() -> int:
     return sum(thread.name.startswith("fmsdata-io") for thread in threading.enumerate())
 
 
+@pytest.fixture(autouse=True)
+def _fresh_connections() -> None:
+    """Those of other tests, to the same store, have counted requests already."""
+    close_connections()
+
+
 def test_an_object_store_is_read_listed_and_written(object_store: ObjectStore, bucket: str) -> None:
     connection = Connection.to(bucket, object_store.options)
     run, path = connection.run, connection.path(bucket)
