@@ -28,14 +28,13 @@ from typing import Any, NamedTuple
 import aiohttp
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-
-from fault_proxy import PASS, FaultProxy, Request, throttle
-from object_store import ObjectStore, client, storage_options
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import fmsdata
-from fmsdata.counts import write_index
-from fmsdata.prepare import Layout, write_shard
+from fmsdata.corpus.index import write_index
+from fmsdata.corpus.shard_writer import Layout, write_shard
+from tests.servers.fault_proxy import PASS, FaultProxy, Request, throttle
+from tests.servers.object_store import ObjectStore, client, storage_options
 
 LATENCY, RATE = 0.03, 50e6
 LENGTH, BATCH, WINDOW = 4096, 8, 256

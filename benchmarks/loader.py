@@ -22,8 +22,8 @@ from pipeline import BATCH, LENGTH, WINDOW, config, pipeline_speed, write_corpus
 from torch.utils.data import DataLoader, IterableDataset
 
 import fmsdata
-from fmsdata.prepare import write_shard
-from fmsdata.workers import PREFETCH, ROUND_TOKENS
+from fmsdata.corpus.shard_writer import write_shard
+from fmsdata.loader.workers import PREFETCH, ROUND_TOKENS
 
 
 class ThroughTheQueue(IterableDataset[dict[str, Any]]):

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import fmsdata
-from fmsdata.prepare import Layout, write_shard
+from fmsdata.corpus.shard_writer import Layout, write_shard
 
 BATCH, LENGTH, WINDOW, COPIES = 8, 4096, 256, 500
 WEIGHTS = {"web": 70, "books": 20, "code": 9, "wiki": 1}

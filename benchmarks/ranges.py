@@ -18,11 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from fmsdata.prepare import Layout, write_shard
-from fmsdata.reader import BLOCK_TOKENS
-from fmsdata.readers import open_shard
-from fmsdata.readers.ranges import FetchedBlock, read_from, read_layout
-from fmsdata.readers.ranges import Layout as Ranges
+from fmsdata.core.blocks import Block
+from fmsdata.core.tokens import Tokens
+from fmsdata.corpus.shard_writer import Layout, write_shard
+from fmsdata.formats import open_shard, read_layout
+from fmsdata.formats.base import Layout as Ranges
+from fmsdata.formats.base import read_from
+from fmsdata.stages.shard_reader import BLOCK_TOKENS
+from fmsdata.storage.local import map_file
 
 
 def seconds(read: Callable[[int, int], Any], bounds: list[int]) -> list[float]:
@@ -35,7 +38,7 @@ def seconds(read: Callable[[int, int], Any], bounds: list[int]) -> list[float]:
     return found
 
 
-def read_block(data: bytes, layout: Ranges, first: int, stop: int) -> FetchedBlock:
+def read_block(data: bytes, layout: Ranges, first: int, stop: int) -> Block[Tokens]:
     return read_from(data, layout.block(first, stop))
 
 
@@ -55,7 +58,7 @@ def main() -> None:
                     path = Path(folder) / "part-0.arrow"
                     write_shard(path, (np.arange(n) % 50_000 for n in lengths), dtype=dtype, layout=layout)
                     data = path.read_bytes()
-                    mapped = open_shard(path)
+                    mapped = open_shard(map_file(path), str(path))
                 per_block = max(1, BLOCK_TOKENS // mean)
                 bounds = [*range(0, len(lengths), per_block), len(lengths)]
                 ranges = read_from(data, read_layout("part-0.arrow", len(data), None, bounds))

@@ -22,7 +22,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from fmsdata.demo import write_corpus
+from fmsdata.cli.demo import write_corpus
 
 HERE = Path(__file__).parent
 STEPS, EVERY = 40, 10

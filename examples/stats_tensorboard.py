@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 import fmsdata
-from fmsdata.demo import write_corpus
+from fmsdata.cli.demo import write_corpus
 
 CONFIG = Path(__file__).parent.parent / "configs" / "demo.yaml"
 

@@ -1,35 +1,82 @@
-"""One canonical stream of training samples, the same on any number of GPUs."""
+"""One canonical stream of training samples, the same on any number of GPUs.
 
-from fmsdata import train_state
-from fmsdata.checkpoint import Checkpoints
-from fmsdata.chunk import Item, Span
-from fmsdata.config import build_loader
-from fmsdata.delimit import Delimit
-from fmsdata.errors import (
-    CheckpointError,
-    ConfigError,
-    CountsError,
-    DataError,
-    FmsdataError,
-    FmsdataWarning,
-    StageError,
-    StateError,
-    StorageError,
-    WorkerError,
-)
-from fmsdata.lanes import Rescalable
-from fmsdata.loader import StatefulDataLoader
-from fmsdata.map import Filter, Map
-from fmsdata.mixture import Mixture, Phase
-from fmsdata.pack import Pack
-from fmsdata.reader import ShardReader
-from fmsdata.shuffle import Shuffle
-from fmsdata.stage import Lane, Stage, StageIterator
-from fmsdata.stats import Stats
-from fmsdata.storage_settings import CacheSettings, Storage
-from fmsdata.tasks import CausalLM, Collate, FillInTheMiddle, MaskedLM, OwnTask, task_from
+Public names are imported when they are first used: `import fmsdata` alone loads nothing heavy.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fmsdata import errors, prepare, testing, trace, train_state
+    from fmsdata.config.build import build_loader
+    from fmsdata.core.chunk import Item, Span
+    from fmsdata.core.lane import Lane
+    from fmsdata.core.stage import Stage, StageIterator
+    from fmsdata.corpus.shard_writer import write_shard
+    from fmsdata.errors import (
+        CheckpointError,
+        ConfigError,
+        CountsError,
+        DataError,
+        FmsdataError,
+        FmsdataWarning,
+        StageError,
+        StateError,
+        StorageError,
+        WorkerError,
+    )
+    from fmsdata.loader.loader import StatefulDataLoader
+    from fmsdata.run.checkpoints import Checkpoints
+    from fmsdata.run.rescalable import Rescalable
+    from fmsdata.run.stats import Stats
+    from fmsdata.run.trace import Trace
+    from fmsdata.stages.delimit import Delimit
+    from fmsdata.stages.filter import Filter
+    from fmsdata.stages.map import Map
+    from fmsdata.stages.mixture import Mixture, Phase
+    from fmsdata.stages.pack import Pack
+    from fmsdata.stages.shard_reader import ShardReader
+    from fmsdata.stages.shuffle import Shuffle
+    from fmsdata.storage.settings import CacheSettings, Storage
+    from fmsdata.tasks import CausalLM, Collate, FillInTheMiddle, MaskedLM, OwnTask, task_from
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "config.build": ["build_loader"],
+    "core.chunk": ["Item", "Span"],
+    "core.lane": ["Lane"],
+    "core.stage": ["Stage", "StageIterator"],
+    "corpus.shard_writer": ["write_shard"],
+    "errors": [
+        "CheckpointError",
+        "ConfigError",
+        "CountsError",
+        "DataError",
+        "FmsdataError",
+        "FmsdataWarning",
+        "StageError",
+        "StateError",
+        "StorageError",
+        "WorkerError",
+    ],
+    "loader.loader": ["StatefulDataLoader"],
+    "run.checkpoints": ["Checkpoints"],
+    "run.rescalable": ["Rescalable"],
+    "run.stats": ["Stats"],
+    "run.trace": ["Trace"],
+    "stages.delimit": ["Delimit"],
+    "stages.filter": ["Filter"],
+    "stages.map": ["Map"],
+    "stages.mixture": ["Mixture", "Phase"],
+    "stages.pack": ["Pack"],
+    "stages.shard_reader": ["ShardReader"],
+    "stages.shuffle": ["Shuffle"],
+    "storage.settings": ["CacheSettings", "Storage"],
+    "tasks": ["CausalLM", "Collate", "FillInTheMiddle", "MaskedLM", "OwnTask", "task_from"],
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = ("errors", "keys", "prepare", "testing", "trace", "train_state")
 
 __all__ = [
     "CacheSettings",
@@ -65,8 +112,29 @@ __all__ = [
     "Stats",
     "Storage",
     "StorageError",
+    "Trace",
     "WorkerError",
     "build_loader",
+    "errors",
+    "prepare",
     "task_from",
+    "testing",
+    "trace",
     "train_state",
+    "write_shard",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        value = getattr(import_module(f"fmsdata.{_HOME_OF[name]}"), name)
+    elif name in _MODULES:
+        value = import_module(f"fmsdata.{name}")
+    else:
+        raise AttributeError(f"module 'fmsdata' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -28,12 +28,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from fmsdata.chunk import Item, Span
+from fmsdata.core.chunk import Item, Span
+from fmsdata.core.lane import Lane
+from fmsdata.core.stage import Stage
+from fmsdata.core.state import State
 from fmsdata.errors import DataError
-from fmsdata.loader import StatefulDataLoader
-from fmsdata.location import Location
-from fmsdata.stage import Lane, Stage, State
-from fmsdata.storage import Recent
+from fmsdata.loader.loader import StatefulDataLoader
+from fmsdata.storage.local import Recent
+from fmsdata.storage.location import Location
 
 MakeLoader: TypeAlias = Callable[[int, int], StatefulDataLoader]
 Document: TypeAlias = tuple[str, str, int]  # source, shard, number in the shard

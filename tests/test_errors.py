@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import CONFIG, closed, documents, maker, opened, write_source
 
 import fmsdata
 from fmsdata import ConfigError, CountsError, DataError, StateError
+from tests.helpers import CONFIG, closed, documents, maker, opened, write_source
 
 
 def build(root: Path, overrides: dict[str, Any] | None = None, **ranks: Any) -> fmsdata.StatefulDataLoader:

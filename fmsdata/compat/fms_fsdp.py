@@ -17,24 +17,22 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from fmsdata.arguments import token, whole
-from fmsdata.batch import Batch
-from fmsdata.checkpoint import Checkpoints
-from fmsdata.delimit import Delimit
+from fmsdata.core.checks import token, whole
+from fmsdata.core.state import State
 from fmsdata.errors import CheckpointError, ConfigError, DataError, FmsdataWarning
-from fmsdata.lanes import Rescalable
-from fmsdata.loader import StatefulDataLoader
-from fmsdata.location import Location
-from fmsdata.mixture import Mixture
-from fmsdata.pack import Pack
-from fmsdata.reader import ShardReader
-from fmsdata.shuffle import Shuffle
-from fmsdata.stage import State
-from fmsdata.storage import Folder
-from fmsdata.tasks import IGNORED
+from fmsdata.loader.loader import StatefulDataLoader
+from fmsdata.run.checkpoints import Checkpoints
+from fmsdata.run.rescalable import Rescalable
+from fmsdata.stages.delimit import Delimit
+from fmsdata.stages.mixture import Mixture
+from fmsdata.stages.pack import Pack
+from fmsdata.stages.shard_reader import ShardReader
+from fmsdata.stages.shuffle import Shuffle
+from fmsdata.storage.location import Folder, Location
+from fmsdata.tasks.base import IGNORED
+from fmsdata.tasks.batch import Batch
 
 Function: TypeAlias = Callable[[Any], Any]
-
 SHORTEST = 3  # tokens of a document with its delimiters; shorter ones are skipped
 SHUFFLED = 10_000  # lines that are shuffled together, spread over the lanes ...
 WINDOW = 256  # ... but at least so many in each

@@ -1,17 +1,12 @@
 """Tasks: what a line becomes for the model. The data below is the same for all of them."""
 
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
-from typing import Any
-
-from fmsdata.arguments import check_parameters, suggestion
-from fmsdata.errors import ConfigError
 from fmsdata.tasks.base import IGNORED, Task
 from fmsdata.tasks.causal_lm import CausalLM
 from fmsdata.tasks.collate import Collate
 from fmsdata.tasks.fill_in_the_middle import FillInTheMiddle
 from fmsdata.tasks.masked_lm import MaskedLM
 from fmsdata.tasks.own import OwnTask
+from fmsdata.tasks.registry import TASKS, task_from
 
 __all__ = [
     "IGNORED",
@@ -24,34 +19,3 @@ __all__ = [
     "Task",
     "task_from",
 ]
-
-TASKS: dict[str, Any] = {"causal_lm": CausalLM, "fill_in_the_middle": FillInTheMiddle, "masked_lm": MaskedLM}
-
-
-def task_from(told: str | Mapping[str, Any] | None) -> Task:
-    """The task that a configuration names: one of `TASKS`, or `module:function`; with parameters, as a dict.
-
-    >>> task_from("causal_lm")
-    CausalLM(prompt_len=0)
-    >>> task_from({"name": "masked_lm", "mask": 103, "vocab_size": 30_522}).rate
-    0.15
-    """
-    if told is None:
-        told = {}
-    if not isinstance(told, str | Mapping):
-        raise ConfigError(f"task is {told!r}; it must be a name, or a dict of a name and parameters")
-    parameters = {"name": told} if isinstance(told, str) else dict(told)
-    name = parameters.pop("name", "causal_lm")
-    if not isinstance(name, str) or not all(isinstance(one, str) for one in parameters):
-        raise ConfigError(f"task is {told!r}; its name and the names of its parameters must be text")
-    if ":" in name:
-        return OwnTask(name, parameters)
-    if name not in TASKS:
-        raise ConfigError(f"unknown task {name!r}; {suggestion(name, [*TASKS, 'package.module:function'])}")
-    known = fields(TASKS[name])
-    check_parameters(f"task {name!r}", parameters, [field.name for field in known])
-    missing = [field.name for field in known if field.default is MISSING and field.name not in parameters]
-    if missing:
-        raise ConfigError(f"task {name!r} needs {', '.join(missing)}, as in {{name: {name}, {missing[0]}: ...}}")
-    task: Task = TASKS[name](**parameters)
-    return task

@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from fmsdata.batch import Batch
+from fmsdata.tasks.batch import Batch
 
 IGNORED = -100  # the label where there is nothing to learn
 

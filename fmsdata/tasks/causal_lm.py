@@ -5,10 +5,10 @@ from typing import ClassVar
 
 import torch
 
-from fmsdata.arguments import whole
-from fmsdata.batch import Batch, widen
+from fmsdata.core.checks import whole
 from fmsdata.errors import ConfigError
 from fmsdata.tasks.base import IGNORED
+from fmsdata.tasks.batch import Batch, widen
 
 
 @dataclass(frozen=True)

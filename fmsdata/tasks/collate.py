@@ -6,10 +6,10 @@ from typing import Any
 
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from fmsdata.batch import OUTPUTS, Batch, check_outputs, collect
-from fmsdata.chunk import Item
+from fmsdata.core.chunk import Item
 from fmsdata.errors import ConfigError
 from fmsdata.tasks.base import Task
+from fmsdata.tasks.batch import OUTPUTS, Batch, check_outputs, collect
 from fmsdata.tasks.causal_lm import CausalLM
 
 

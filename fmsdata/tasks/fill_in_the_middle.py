@@ -6,10 +6,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from fmsdata.arguments import rate, token, whole
-from fmsdata.batch import Batch
+from fmsdata.core.checks import rate, token, whole
+from fmsdata.core.keys import key_of, mix_array, uniform
 from fmsdata.errors import ConfigError
-from fmsdata.keys import key_of, mix_array, uniform
+from fmsdata.tasks.batch import Batch
 from fmsdata.tasks.causal_lm import CausalLM
 
 SALT = np.uint64(key_of("fill_in_the_middle"))

@@ -7,11 +7,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from fmsdata.arguments import rate, whole
-from fmsdata.batch import Batch
+from fmsdata.core.checks import rate, whole
+from fmsdata.core.keys import key_of, mix_array, uniform
 from fmsdata.errors import ConfigError
-from fmsdata.keys import key_of, mix_array, uniform
 from fmsdata.tasks.base import IGNORED
+from fmsdata.tasks.batch import Batch
 
 SALT = np.uint64(key_of("masked_lm"))
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from fmsdata.arguments import check_parameters, suggestion, whole
-from fmsdata.batch import Batch
+from fmsdata.core.checks import check_parameters, suggestion, whole
 from fmsdata.errors import ConfigError, FmsdataError, StageError
+from fmsdata.tasks.batch import Batch
 
 
 @dataclass(frozen=True)

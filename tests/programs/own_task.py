@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fmsdata.batch import Batch
+from fmsdata.tasks.batch import Batch
 
 
 def shuffled(batch: Batch, offset: int) -> dict[str, torch.Tensor]:

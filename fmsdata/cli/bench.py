@@ -1,0 +1,237 @@
+"""`fmsdata bench`: how fast a configuration reads here, and whether a trainer would have to wait for it."""
+
+import multiprocessing
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fmsdata.cli.common import (
+    AsJson,
+    ConfigFile,
+    Overrides,
+    Rank,
+    WorldSize,
+    console,
+    live,
+    parse_overrides,
+    print_json,
+    without_checkpoint,
+)
+from fmsdata.config.build import build_data, make_loader
+from fmsdata.config.read import read_config
+
+SECONDS = 10.0
+INTERVAL_SECONDS = 0.1  # timings on shared machines are noisy: the median of such intervals counts
+COPY_SECONDS, COPY_BYTES = 0.5, 1 << 28  # more than caches hold
+MEGABYTE = 1e6
+
+
+def bench(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    seconds: Annotated[float | None, typer.Option(help="Measure for so long.", show_default=f"{SECONDS:.0f}")] = None,
+    batches: Annotated[
+        int | None, typer.Option(min=1, help="Measure so many batches instead.", show_default=False)
+    ] = None,
+    step_seconds: Annotated[
+        float, typer.Option(help="Pretend that a training step takes so long, to see whether the loader keeps up.")
+    ] = 0.0,
+    rank: Rank = 0,
+    world_size: WorldSize = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Measure tokens per second, the time to the first batch, waiting and memory.
+
+    One rank reads as the configuration says, from the start of the stream; the run's checkpoints are neither read
+    nor written. Its speed is held against a plain copy of batches of the same size in memory, measured right after it.
+
+    Example: fmsdata bench run.yaml --seconds 30 --step-seconds 0.25 loader.num_workers=2
+    """
+    if seconds is not None and batches is not None:
+        raise typer.BadParameter("--seconds and --batches: give one of them")
+    limit = SECONDS if seconds is None else seconds
+    if not 0 < limit < 1e9 or not 0 <= step_seconds < 1e6:
+        raise typer.BadParameter(f"--seconds is {limit:g} and --step-seconds is {step_seconds:g}; both are durations")
+    before = _peak_memory()
+    began = time.perf_counter()
+    told = read_config(config, without_checkpoint(parse_overrides(overrides)))
+    data = build_data(told)
+    loader = make_loader(told, data, rank=rank, world_size=world_size)
+    built = time.perf_counter()
+    try:
+        stream = iter(loader)
+        next(stream)
+        first = time.perf_counter()
+        waits, ends = _measure(stream, limit if batches is None else None, batches, step_seconds)
+        memory = {"before": before, "this process": _peak_memory(), "workers": _workers_memory()}
+    finally:
+        loader.close()
+    tokens = told.loader.batch_size * told.pack.seq_len
+    copy = _copy_speed(tokens)
+    speed = _speed(waits, ends, tokens)
+    report = {
+        "rank": rank,
+        "world_size": world_size,
+        "workers": loader.num_workers,
+        "tokens_per_batch": tokens,
+        "step_seconds": step_seconds,
+        "seconds_to_build": built - began,
+        "seconds_to_first_batch": first - began,
+        **speed,
+        "copy_tokens_per_second": copy,
+        "share_of_copy": None if step_seconds else speed["tokens_per_second"]["median"] / copy,
+        "peak_memory_bytes": memory,
+    }
+    if as_json:
+        print_json(report)
+    else:
+        _show(report, console())
+
+
+def _measure(
+    stream: Iterator[Any], seconds: float | None, batches: int | None, step_seconds: float
+) -> tuple[list[float], list[float]]:
+    """How long each batch was waited for, and when each step ended, counted from the first wait."""
+    waits: list[float] = []
+    ends: list[float] = []
+    shown, begin = 0.0, time.perf_counter()
+    with live() as progress:
+        bar = progress.add_task("measuring", total=seconds or batches, note="")
+        while (ends[-1] < seconds if ends else True) if seconds is not None else len(ends) < (batches or 0):
+            asked = time.perf_counter()
+            next(stream)
+            waits.append(time.perf_counter() - asked)
+            if step_seconds:
+                time.sleep(step_seconds)
+            ends.append(time.perf_counter() - begin)
+            if ends[-1] - shown > INTERVAL_SECONDS:
+                shown = ends[-1]
+                note = f"{len(ends) / ends[-1]:,.1f} batches/s, waited {sum(waits) / ends[-1]:.1%}"
+                progress.update(bar, completed=ends[-1] if batches is None else len(ends), note=note)
+    return waits, ends
+
+
+def _speed(waits: list[float], ends: list[float], tokens: int) -> dict[str, Any]:
+    speeds: list[float] = []
+    since, steps = 0.0, 0
+    for end in ends:
+        steps += 1
+        if end - since >= INTERVAL_SECONDS or (end == ends[-1] and not speeds):
+            speeds.append(steps * tokens / (end - since))
+            since, steps = end, 0
+    return {
+        "batches": len(ends),
+        "seconds": ends[-1],
+        "tokens_per_second": {
+            "median": median(speeds),
+            "slowest": min(speeds),
+            "fastest": max(speeds),
+            "overall": len(ends) * tokens / ends[-1],
+        },
+        "intervals": len(speeds),
+        "seconds_waited_per_step": {
+            "median": median(waits),
+            "99th percentile": float(np.quantile(waits, 0.99)),
+            "longest": max(waits),
+        },
+        "share_of_time_waited": sum(waits) / ends[-1],
+    }
+
+
+def _copy_speed(tokens: int) -> float:
+    """Tokens per second of one copy per batch, from one large array of int64 in memory into a new one."""
+    copies = max(2, COPY_BYTES // (8 * tokens))
+    source = np.ones((copies, tokens), np.int64)
+    speeds: list[float] = []
+    stop = time.perf_counter() + COPY_SECONDS
+    while not speeds or time.perf_counter() < stop:
+        begin = time.perf_counter()
+        for one in source:
+            one.copy()
+        speeds.append(copies * tokens / (time.perf_counter() - begin))
+    return median(speeds)
+
+
+def _peak_memory() -> int:
+    """The most memory that this process had resident so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _workers_memory() -> list[int] | None:
+    """The same of each worker process, where the system tells it of others."""
+    peaks = []
+    for child in multiprocessing.active_children():
+        try:
+            status = Path(f"/proc/{child.pid}/status").read_text()
+        except OSError:
+            return None
+        peaks += [1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")]
+    return peaks
+
+
+def _show(report: dict[str, Any], out: Console) -> None:
+    speed, waited, memory = (
+        report[name] for name in ("tokens_per_second", "seconds_waited_per_step", "peak_memory_bytes")
+    )
+    steps = report["step_seconds"]
+    out.print(
+        f"rank {report['rank']} of {report['world_size']}, {report['workers']} workers: {report['batches']:,} batches "
+        f"of {report['tokens_per_batch']:,} tokens in {report['seconds']:.1f} s",
+        style="bold",
+    )
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right", style="bold")
+    table.add_column(style="dim")
+
+    def megabytes(some: int) -> str:
+        return f"{some / MEGABYTE:,.0f} MB"
+
+    table.add_row(
+        "tokens per second",
+        f"{speed['median']:,.0f}",
+        f"median of {report['intervals']} intervals, {speed['slowest']:,.0f} to {speed['fastest']:,.0f}; "
+        f"{speed['overall']:,.0f} overall",
+    )
+    copy = f"{report['copy_tokens_per_second']:,.0f} tokens per second, one int64 array a batch"
+    if steps:
+        table.add_row("a plain copy", "", f"{copy}; not compared, as the steps set the pace")
+    else:
+        table.add_row("of a plain copy", f"{report['share_of_copy']:.1%}", copy)
+    table.add_row(
+        "first batch after",
+        f"{report['seconds_to_first_batch']:.2f} s",
+        f"{report['seconds_to_build']:.2f} s of it to read the configuration and the counts",
+    )
+    table.add_row(
+        "waited per step",
+        f"{1000 * waited['median']:.2f} ms",
+        f"median; 99% below {1000 * waited['99th percentile']:.2f} ms, longest {1000 * waited['longest']:.2f} ms",
+    )
+    table.add_row(
+        "waited in all",
+        f"{report['share_of_time_waited']:.1%}",
+        f"of the time, with steps of {steps:g} s" if steps else "of the time, as nothing trains; see --step-seconds",
+    )
+    table.add_row(
+        "peak memory",
+        megabytes(memory["this process"]),
+        f"resident in this process, mapped shards included; {megabytes(memory['before'])} before it read anything",
+    )
+    if report["workers"]:
+        workers = memory["workers"]
+        table.add_row(
+            "of the workers",
+            "unknown" if workers is None else megabytes(sum(workers)),
+            "this system does not tell" if workers is None else "all of them, what they share counted in each",
+        )
+    out.print(table)

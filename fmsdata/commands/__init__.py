@@ -1,1 +1,0 @@
-"""The commands of `fmsdata`, one a file. `fmsdata.cli` gathers them."""

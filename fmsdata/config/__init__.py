@@ -1,0 +1,1 @@
+"""Configuration: YAML is read, validated, and turned into stages."""

@@ -1,0 +1,181 @@
+"""A run described as a dict or a YAML file: validated, and turned into stages."""
+
+import os
+import sys
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from fmsdata.config.read import read_config
+from fmsdata.config.sections import Config, DocumentsConfig, PhaseConfig, SourceConfig
+from fmsdata.core.checks import suggestion
+from fmsdata.errors import DataError
+from fmsdata.formats import SUFFIXES
+from fmsdata.loader.loader import StatefulDataLoader
+from fmsdata.run.checkpoints import Checkpoints
+from fmsdata.run.rescalable import Rescalable
+from fmsdata.stages.delimit import Delimit
+from fmsdata.stages.mixture import Mixture, Phase
+from fmsdata.stages.pack import Pack
+from fmsdata.stages.shard_reader import ShardReader
+from fmsdata.stages.shuffle import Shuffle
+from fmsdata.storage.location import Location, same_kind
+from fmsdata.tasks.base import Task
+from fmsdata.tasks.registry import task_from
+
+
+def build_loader(
+    config: str | os.PathLike[str] | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+) -> StatefulDataLoader:
+    """A loader from a dict or a YAML file.
+
+    >>> loader = build_loader("configs/demo.yaml", {"loader.batch_size": 4}, rank=0, world_size=1)     # doctest: +SKIP
+    """
+    told = read_config(config, overrides)
+    return make_loader(told, build_data(told), rank=rank, world_size=world_size)
+
+
+def make_loader(
+    config: Config, data: Rescalable, *, rank: int | None = None, world_size: int | None = None
+) -> StatefulDataLoader:
+    """The loader that a configuration describes, over stages that were built of it before."""
+    return StatefulDataLoader(
+        data,
+        **dict(config.loader),
+        task=make_task(config),
+        checkpoint=make_checkpoints(config),
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def build_data(config: Config) -> Rescalable:
+    """The stages that a configuration describes."""
+    documents, pack = config.documents, config.pack
+    lines = Pack(
+        Delimit(_mixture(config), bos=documents.bos, eos=documents.eos),
+        seq_len=pack.seq_len + make_task(config).extra_tokens,
+        mode=pack.mode,
+        bol=pack.bol,
+        eol=pack.eol,
+        pad=pack.pad,
+    )
+    return Rescalable(Shuffle(lines, window=config.shuffle.window), lanes=config.lanes, seed=config.seed)
+
+
+def make_task(config: Config) -> Task:
+    return task_from(config.task)
+
+
+def make_checkpoints(config: Config) -> Checkpoints | None:
+    """The folder of checkpoints that a configuration names."""
+    if config.checkpoint is None:
+        return None
+    told = dict(config.checkpoint)
+    options, storage = options_for(config, told["path"]), config.storage.settings()
+    return Checkpoints(**{**told, "storage_options": options, "storage": storage})
+
+
+def options_for(config: Config, path: str) -> dict[str, Any] | None:
+    """The options for a folder of checkpoints: the section's own, or those of `path` if both are of the same kind."""
+    own = config.checkpoint.storage_options if config.checkpoint is not None else None
+    return config.storage_options if own is None and same_kind(config.path, path) else own
+
+
+def _mixture(config: Config) -> Mixture:
+    root = Location(config.path, config.storage_options, config.storage.settings())
+    sources = config.sources or {}
+    readers = {
+        name: _reader(path, name, root, config.documents, sources[name].max_epochs if name in sources else None)
+        for name, path in _source_paths(root, config.sources).items()
+    }
+
+    def own_weights(temperature: float | None) -> dict[str, float]:
+        numbers = {name: source.weight for name, source in sources.items() if source.weight != "natural"}
+        return {**_natural_weights(readers, temperature), **numbers}
+
+    def phase(told: PhaseConfig) -> Phase:
+        weights, temperature = told.weights, told.temperature or config.temperature
+        if weights is None:
+            weights = own_weights(temperature)
+        elif weights == "natural":
+            weights = _natural_weights(readers, temperature)
+        return Phase(until_tokens=told.until_tokens, weights=weights)
+
+    return Mixture(
+        readers,
+        own_weights(config.temperature),
+        phases=[phase(told) for told in config.phases],
+        find=partial(_find_removed, root, config.documents),
+    )
+
+
+def _reader(
+    path: Location, name: str, root: Location, documents: DocumentsConfig, max_epochs: float | None = None
+) -> ShardReader:
+    return ShardReader(
+        path,
+        name=name,
+        column=documents.column,
+        strip=documents.strip,
+        min_length=documents.min_length,
+        max_epochs=max_epochs,
+        folder=path.inside(root),
+    )
+
+
+def _find_removed(root: Location, documents: DocumentsConfig, name: str, description: Mapping[str, Any]) -> ShardReader:
+    """A source that is not in the configuration any more, where it was when the run was saved."""
+    return _reader(root / description["folder"], name, root, documents)
+
+
+def _natural_weights(readers: Mapping[str, ShardReader], temperature: float | None) -> dict[str, float]:
+    """The sources' numbers of tokens, as weights: the larger the temperature, the flatter."""
+    tokens = {name: float(max(1, reader.size().tokens)) for name, reader in readers.items()}
+    if temperature is None:
+        return tokens
+    most = max(tokens.values())
+    return {name: max((size / most) ** (1 / temperature), sys.float_info.min) for name, size in tokens.items()}
+
+
+def _source_paths(root: Location, sources: Mapping[str, SourceConfig] | None) -> dict[str, Location]:
+    """The sources' folders. Those that are not local are listed here, all at a time."""
+    root = root.listed()
+    if (root.local is not None or sources is None) and not root.is_dir():
+        raise DataError(f"{root}: no such folder; check `path`")
+    if sources is None:
+        return _folders_with_shards(root)
+    root = root.listed(*(source.path or name for name, source in sources.items()))
+    paths = {name: root / (source.path or name) for name, source in sources.items()}
+    for name, path in paths.items():
+        if path.exists():
+            continue
+        if not root.is_dir():
+            raise DataError(f"{root}: no such folder; check `path`")
+        if path.parent.is_dir():
+            there = [one for one in path.parent.folders() if one != "meta"]
+            raise DataError(f"source {name!r}: there is no folder {path}; {suggestion(path.name, there)}")
+    return paths
+
+
+def _folders_with_shards(root: Location) -> dict[str, Location]:
+    if root.local is not None:
+        shards = root.names(SUFFIXES)
+        found = sorted({shard.partition("/")[0] for shard in shards if "/" in shard})
+        loose = [shard for shard in shards if "/" not in shard]
+    else:
+        folders = [name for name in root.folders() if not name.startswith(".")]
+        loose = [file.name for file in root.level().files if file.name.endswith(SUFFIXES)]
+        root = root.listed(*folders)
+        found = [name for name in folders if (root / name).names(SUFFIXES)]
+    if found and loose:
+        raise DataError(f"{root}: {loose[0]} is in no source; move it into a folder, or name the `sources`")
+    if not found:
+        raise DataError(
+            f"{root}: no sub-folder holds shards ({', '.join(SUFFIXES)}); check `path`, or name the `sources`"
+        )
+    return {name: root / name for name in found}

@@ -1,0 +1,64 @@
+"""Blocks: runs of consecutive documents of one shard, the unit of reading.
+
+A lane knows which block it needs at each place of its order. Where the bytes of a block come from is
+not its business: `LaneBlocks` reads them, whether the shards are mapped from a disk or fetched.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+
+from fmsdata.core.keys import Ints
+from fmsdata.core.tokens import StoredTokens
+
+if TYPE_CHECKING:
+    from fmsdata.core.lane import Lane
+
+Array_co = TypeVar("Array_co", bound=StoredTokens, covariant=True)
+
+
+class Address(NamedTuple):
+    """The documents `first` to `stop - 1` of a shard."""
+
+    shard: int
+    first: int
+    stop: int
+
+
+class Block(NamedTuple, Generic[Array_co]):
+    """The documents of a block: document `i` is `arrays[array[i]][start[i] : start[i] + length[i]]`.
+
+    Nothing is copied: the arrays are views of a mapped file or of the bytes that were fetched.
+    """
+
+    arrays: Sequence[Array_co]
+    array: Ints
+    start: Ints
+    length: Ints
+    offsets: Sequence[int | None] = ()  # of each array its first byte in the file; None if it was decoded
+
+
+class LaneBlocks(Protocol):
+    """Reads the blocks of one source for one lane, wherever they are stored."""
+
+    @property
+    def tokens_at_once(self) -> float:
+        """How many tokens the lane may ask for in one go."""
+
+    def start(self, place: int) -> None:
+        """Announce that the lane reads from this place on."""
+
+    def read(self, place: int, address: Address) -> Block[StoredTokens]:
+        """The block at a place of the lane's order. Places only grow."""
+
+    def look_up(self, address: Address) -> Block[StoredTokens]:
+        """A block out of order."""
+
+
+class Host(Protocol):
+    """What lanes need from outside: it opens files for them, and is told what they read."""
+
+    def open_blocks(self, files: Any, order: Any, lane: "Lane") -> LaneBlocks:
+        """Read a source for a lane. Where its shards are and in which order they are read, a host knows how to use."""
+
+    def reading(self, what: str) -> None:
+        """Called with a description of each block before it is read."""

@@ -1,0 +1,396 @@
+"""What travels between stages: chunks of documents or lines, as spans of the mapped shards.
+
+A chunk is a table of spans, a row of integers each, and a list of where each item (a document, or a
+line) starts in it. All planning is arithmetic on that table. Tokens stay where they are until a batch
+is made of them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fmsdata.core.keys import Ints, mix, offsets
+from fmsdata.core.tokens import StoredTokens, Tokens, constant
+from fmsdata.errors import StageError
+
+# The columns of the table of spans.
+BUFFER = 0  # which buffer holds the tokens
+START = 1  # where in the buffer they start
+LENGTH = 2
+DOCUMENT = 3  # the number of the document in its shard, or one of the two below
+POSITION = 4  # where in the stored document the span starts
+BEGINS = 5  # 1 if a new document begins here; and, until delimiters are put, one of the two below
+TAIL = 6  # 0, or 1 + a token that is in no shard and stands behind the others; it counts in the length
+COLUMNS = 7
+CONTINUED = 2  # what begins is not the start of a stored document: no BOS belongs in front
+UNFINISHED = 4  # what ends here is not the end of one: no EOS belongs behind
+GROUP = 128  # items whose pieces are made at once
+INSERTED = -1  # a token that is in no shard: BOS, EOS and the like
+PADDING = -2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffer:
+    """An array of tokens, and where they come from. Inserted tokens have no source."""
+
+    tokens: StoredTokens
+    source: str = ""
+    shard: str = ""
+    epoch: int = 0
+    key: int = 0
+
+
+class Span(NamedTuple):
+    """A run of stored tokens: `start` and `stop` are offsets in the stored document."""
+
+    source: str
+    shard: str
+    document: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Items in a row: item `i` is the spans `first[i]` to `first[i + 1] - 1`."""
+
+    buffers: list[Buffer]
+    spans: Ints
+    first: Ints
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    def __getitem__(self, i: int) -> "Item":
+        return Item(self.slice(i, i + 1).compact())
+
+    def __iter__(self) -> Iterator["Item"]:
+        return (self[i] for i in range(len(self)))
+
+    def slice(self, start: int, stop: int) -> "Chunk":
+        low, high = self.first[start], self.first[stop]
+        return Chunk(self.buffers, self.spans[low:high], self.first[start : stop + 1] - low)
+
+    def take(self, items: Ints) -> "Chunk":
+        """The items with these numbers, in this order."""
+        start = self.first.take(items)
+        count = self.first.take(items + 1) - start
+        first = offsets(count)
+        if len(first) > first[-1]:  # one span an item
+            return Chunk(self.buffers, self.spans.take(start, axis=0), first)
+        index = np.repeat(start - first[:-1], count) + np.arange(first[-1])
+        return Chunk(self.buffers, self.spans.take(index, axis=0), first)
+
+    def lengths(self) -> Ints:
+        """The number of tokens in each item."""
+        ends = offsets(self.spans[:, LENGTH])
+        return ends[self.first[1:]] - ends[self.first[:-1]]
+
+    @cached_property
+    def line_length(self) -> int:
+        """The length that all items have."""
+        lengths = self.lengths()
+        if lengths.min() != lengths.max():
+            raise StageError(
+                f"lines of {lengths.min()} and of {lengths.max()} tokens can't be in one batch; put a Pack below"
+            )
+        return int(lengths[0])
+
+    @cached_property
+    def padding(self) -> list[int]:
+        """How many tokens at the end of each item are padding."""
+        last = self.spans[self.first[1:] - 1]
+        padding: list[int] = np.where(last[:, DOCUMENT] == PADDING, last[:, LENGTH], 0).tolist()
+        return padding
+
+    def first_tokens(self) -> Ints:
+        """The first token of each item."""
+        spans = self.spans.take(self.first[:-1], axis=0)
+        return self._tokens(spans, spans[:, START], (spans[:, TAIL] > 0) & (spans[:, LENGTH] == 1))
+
+    def last_tokens(self) -> Ints:
+        """The last token of each item."""
+        spans = self.spans.take(self.first[1:] - 1, axis=0)
+        return self._tokens(spans, spans[:, START] + spans[:, LENGTH] - 1, spans[:, TAIL] > 0)
+
+    def _tokens(self, spans: Ints, place: Ints, is_tail: npt.NDArray[np.bool_]) -> Ints:
+        """For each of these spans its tail, or the token at a place of its buffer."""
+        out = spans[:, TAIL] - 1
+        some = np.flatnonzero(~is_tail)
+        buffer = spans[:, BUFFER].take(some)
+        order = some.take(np.argsort(buffer, kind="stable"))
+        edges = np.searchsorted(spans[:, BUFFER].take(order), np.arange(len(self.buffers) + 1)).tolist()
+        for one, low, high in zip(self.buffers, edges, edges[1:], strict=False):
+            if low < high:
+                out[order[low:high]] = one.tokens.take(place.take(order[low:high]))
+        return out
+
+    def with_heads(self, where: npt.NDArray[np.bool_], token: int) -> "Chunk":
+        """A token put in front of the items at `where`. It belongs to the document it stands before."""
+        first = self.first + offsets(where)
+        heads = first[:-1][where]
+        chunk = self._with(first, heads, Buffer(constant(token)), INSERTED)
+        chunk.spans[heads, BEGINS] = chunk.spans[heads + 1, BEGINS]
+        chunk.spans[heads + 1, BEGINS] = 0
+        return chunk
+
+    def with_tails(self, where: npt.NDArray[np.bool_], token: int) -> "Chunk":
+        """A token put behind the items at `where`."""
+        last = self.first[1:] - 1
+        taken = where & (self.spans[:, TAIL].take(last) > 0)
+        if taken.any():  # a tail behind a tail is a span of its own
+            first = self.first + offsets(taken)
+            grown = self._with(first, first[1:][taken] - 1, Buffer(constant(token)), INSERTED)
+            return grown.with_tails(where & ~taken, token)
+        spans = self.spans.copy()
+        spans[last[where], TAIL] = token + 1
+        spans[last[where], LENGTH] += 1
+        return Chunk(self.buffers, spans, self.first)
+
+    def padded(self, length: int, token: int) -> "Chunk":
+        """All items made as long as this with a token that means nothing."""
+        missing = length - self.lengths()
+        short = missing > 0
+        first = self.first + offsets(short)
+        tails = first[1:][short] - 1
+        chunk = self._with(first, tails, Buffer(constant(token, length)), PADDING)
+        chunk.spans[tails, LENGTH] = missing[short]
+        chunk.spans[tails, BEGINS] = 1
+        return chunk
+
+    def _with(self, first: Ints, places: Ints, buffer: Buffer, kind: int) -> "Chunk":
+        """The same spans with one more at each of these places."""
+        index = np.ones(first[-1], np.int64)
+        index[places] = 0
+        index = np.cumsum(index) - 1
+        index[places] = len(self.spans)
+        span = np.array([[len(self.buffers), 0, 1, kind, 0, 0, 0]])
+        return Chunk([*self.buffers, buffer], np.concatenate([self.spans, span]).take(index, axis=0), first)
+
+    def compact(self) -> "Chunk":
+        """The same items without the buffers that none of them uses, so that those can be unmapped."""
+        buffer = self.spans[:, BUFFER]
+        used = np.zeros(len(self.buffers), bool)
+        used[buffer] = True
+        spans = self.spans.copy()
+        spans[:, BUFFER] = offsets(used).take(buffer)
+        return Chunk([self.buffers[i] for i in np.flatnonzero(used).tolist()], spans, self.first)
+
+    @staticmethod
+    def join(chunks: Sequence["Chunk"]) -> "Chunk":
+        """The items of several chunks, one after the other."""
+        if len(chunks) == 1:
+            return chunks[0]
+        buffers: list[Buffer] = []
+        spans = np.concatenate([chunk.spans for chunk in chunks])
+        count = np.concatenate([chunk.first[1:] - chunk.first[:-1] for chunk in chunks])
+        row = 0
+        for chunk in chunks:
+            spans[row : row + len(chunk.spans), BUFFER] += len(buffers)
+            row += len(chunk.spans)
+            buffers += chunk.buffers
+        return Chunk(buffers, spans, offsets(count))
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """The integer type that all tokens fit in."""
+        types = {buffer.tokens.dtype for buffer in self.buffers}
+        tail = int(self.spans[:, TAIL].max())
+        common = np.result_type(*types, *([np.min_scalar_type(tail - 1)] if tail else []))
+        return common if common.kind in "iu" else np.dtype(np.int64)
+
+    def pieces(self, item: int) -> list[Tokens | bytes]:
+        """The tokens of an item in `dtype`, piece by piece: views of the buffers wherever those have that type."""
+        group = item // GROUP * GROUP
+        if group not in self._ready:
+            self._ready.clear()
+            self._ready[group] = self._find_pieces(group, min(group + GROUP, len(self)))
+        places, tails = self._ready[group]
+        arrays, base = self._arrays, self._bounds[group]
+        low, high = self._bounds[item] - base, self._bounds[item + 1] - base
+        pieces: list[Tokens | bytes] = [b""] * (2 * (high - low))
+        pieces[0::2] = [arrays[buffer][begin:behind] for buffer, begin, behind in places[low:high]]
+        pieces[1::2] = tails[low:high]
+        return pieces
+
+    def _find_pieces(self, first: int, stop: int) -> tuple[list[tuple[int, int, int]], list[bytes]]:
+        """Of each span, where its stored tokens are, and its tail. No view of tokens is kept: they may be given up."""
+        spans = self.spans[self._bounds[first] : self._bounds[stop]]
+        start, tail = spans[:, START], spans[:, TAIL].tolist()
+        end = start + spans[:, LENGTH] - (spans[:, TAIL] > 0)
+        tails = {one: np.array(one - 1, self.dtype).tobytes() if one else b"" for one in set(tail)}
+        places = list(zip(spans[:, BUFFER].tolist(), start.tolist(), end.tolist(), strict=True))
+        return places, [tails[one] for one in tail]
+
+    @cached_property
+    def _arrays(self) -> list[Any]:
+        """Each buffer's tokens in `dtype`."""
+        return [
+            tokens if tokens.dtype == self.dtype else _Converted(tokens, self.dtype)
+            for tokens in (buffer.tokens for buffer in self.buffers)
+        ]
+
+    @cached_property
+    def _ready(self) -> dict[int, tuple[list[tuple[int, int, int]], list[bytes]]]:
+        return {}
+
+    @cached_property
+    def _bounds(self) -> list[int]:
+        bounds: list[int] = self.first.tolist()
+        return bounds
+
+
+Row: TypeAlias = tuple[Chunk, int]  # a line, and the chunk that it is in
+
+
+class _Converted:
+    """Slices of an array in another type, for sources whose shards don't have the same."""
+
+    def __init__(self, tokens: StoredTokens, dtype: np.dtype[Any]) -> None:
+        self._tokens, self._dtype = tokens, dtype
+
+    def __getitem__(self, where: slice) -> Tokens:
+        return self._tokens[where].astype(self._dtype)
+
+
+class Item:
+    """One document or one line: its tokens, and where they come from.
+
+    Items are what iterating over a stage gives, and what a user's own stage works on.
+
+    >>> for document in fmsdata.ShardReader("corpus/web"):     # doctest: +SKIP
+    ...     print(document.source, document.shard, document.document, document.tokens[:5])
+    """
+
+    def __init__(self, chunk: Chunk) -> None:
+        self.chunk = chunk
+
+    def __len__(self) -> int:
+        return int(self.chunk.spans[:, LENGTH].sum())
+
+    def __repr__(self) -> str:
+        return f"Item({len(self)} tokens of {', '.join(f'{s.source}/{s.shard}#{s.document}' for s in self.spans)})"
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """The tokens. Of a plain document a view of the mapped shard: copy before writing to it."""
+        pieces: list[Any] = self.chunk.pieces(0)  # before Python 3.12 the stubs don't tell that arrays are buffers
+        if len(pieces) == 2 and not pieces[1]:
+            return np.asarray(pieces[0])
+        return np.frombuffer(b"".join(pieces), self.chunk.dtype)
+
+    @property
+    def spans(self) -> list[Span]:
+        """Which stored tokens these are. Inserted tokens (BOS, padding) have no entry."""
+        return provenance(self.chunk)[0]
+
+    @property
+    def epochs(self) -> list[int]:
+        """The epoch of its source that each span belongs to."""
+        return epochs(self.chunk)[0]
+
+    @property
+    def source(self) -> str:
+        return self._origin.source
+
+    @property
+    def shard(self) -> str:
+        return self._origin.shard
+
+    @property
+    def document(self) -> int:
+        """The number of the document in its shard; for a line, of its first document."""
+        return int(self.chunk.spans[self._stored, DOCUMENT])
+
+    @property
+    def key(self) -> int:
+        """A 64-bit key that no other item of the run has: what its random choices are drawn from."""
+        span = self.chunk.spans[self._stored].tolist()
+        return mix(mix(self._origin.key ^ span[DOCUMENT]) ^ span[POSITION])
+
+    def replace(self, tokens: npt.ArrayLike) -> "Item":
+        """The item with other tokens.
+
+        A line keeps its length, and with it the provenance of every token. A document may become longer or
+        shorter; from then on the offsets of its spans count in the new tokens.
+        """
+        new = np.array(tokens)  # a copy: neither a view with gaps nor an array that is written to again
+        if not new.size:
+            new = np.empty(0, np.int64)
+        if new.ndim != 1 or new.dtype.kind not in "iu":
+            raise StageError(f"an item's tokens are a list of integers, not {new.dtype} of shape {new.shape}")
+        if len(new) == len(self):
+            return Item(self._with_tokens(new))
+        if len({span[:3] for span in self.spans}) > 1:
+            raise StageError(f"a line must keep its length of {len(self)} tokens, not get {len(new)}")
+        begins = int(self.chunk.spans[:, BEGINS].max())
+        spans = np.array([[0, 0, len(new), self.document, 0, begins, 0]], np.int64)
+        return Item(Chunk([_renewed(self._origin, new)], spans, np.array([0, 1], np.int64)))
+
+    def _with_tokens(self, new: Tokens) -> Chunk:
+        """The same spans, holding other tokens; a tail becomes an inserted span."""
+        spans: list[list[int]] = []
+        buffers: list[Buffer] = []
+        place = 0
+        for buffer, _, length, document, position, begins, tail in self.chunk.spans.tolist():
+            stored = length - (tail > 0)
+            if stored:
+                spans.append([len(buffers), place, stored, document, position, begins, 0])
+                buffers.append(_renewed(self.chunk.buffers[buffer], new))
+            if tail:
+                spans.append([len(buffers), place + stored, 1, INSERTED, 0, 0 if stored else begins, 0])
+                buffers.append(Buffer(new))
+            place += length
+        return Chunk(buffers, np.array(spans, np.int64), np.array([0, len(spans)], np.int64))
+
+    def numbered(self, number: int) -> "Item":
+        """The item as one of several that were made of one: from the second on, with a key of its own."""
+        if number == 0:
+            return self
+        buffers = [replace(one, key=mix(one.key ^ number)) for one in self.chunk.buffers]
+        return Item(Chunk(buffers, self.chunk.spans, self.chunk.first))
+
+    @property
+    def _stored(self) -> int:
+        stored = np.flatnonzero(self.chunk.spans[:, DOCUMENT] >= 0)
+        return int(stored[0]) if len(stored) else 0
+
+    @property
+    def _origin(self) -> Buffer:
+        return self.chunk.buffers[int(self.chunk.spans[self._stored, BUFFER])]
+
+
+def _renewed(buffer: Buffer, tokens: Tokens) -> Buffer:
+    """Other tokens of the same origin, with a key of their own."""
+    return Buffer(tokens, buffer.source, buffer.shard, buffer.epoch, mix(buffer.key))
+
+
+def provenance(chunk: Chunk) -> list[list[Span]]:
+    """For each item, which stored tokens it is made of."""
+    return [[span for span, _ in row] for row in _stored_spans(chunk)]
+
+
+def epochs(chunk: Chunk) -> list[list[int]]:
+    """For each item, the epoch of each span that `provenance` gives."""
+    return [[epoch for _, epoch in row] for row in _stored_spans(chunk)]
+
+
+def _stored_spans(chunk: Chunk) -> list[list[tuple[Span, int]]]:
+    rows = chunk.spans.tolist()
+    first = chunk.first.tolist()
+    out: list[list[tuple[Span, int]]] = []
+    for low, high in pairwise(first):
+        item: list[tuple[Span, int]] = []
+        for buffer, _, length, document, position, _, tail in rows[low:high]:
+            stored = length - (tail > 0)
+            if document >= 0 and stored:
+                origin = chunk.buffers[buffer]
+                span = Span(origin.source, origin.shard, document, position, position + stored)
+                item.append((span, origin.epoch))
+        out.append(item)
+    return out

@@ -1,0 +1,73 @@
+"""Keyed randomness. Every random choice of a run is a pure function of a key, and keys come from names.
+
+There is no generator object anywhere whose state would have to be saved: whoever knows the seed, the source's
+name and a position can make the same choice again.
+"""
+
+import hashlib
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Keys: TypeAlias = npt.NDArray[np.uint64]
+MASK = (1 << 64) - 1
+STEP = 0x9E3779B97F4A7C15
+FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+def key_of(*parts: int | str) -> int:
+    """A 64-bit key for a tuple of names and numbers, the same on every machine.
+
+    >>> key_of(42, "web", 0) == key_of(42, "web", 0)
+    True
+    >>> key_of("a", "bc") == key_of("ab", "c")
+    False
+    """
+    return int.from_bytes(hashlib.blake2b(ascii(parts).encode(), digest_size=8).digest(), "little")
+
+
+def mix(x: int) -> int:
+    """The splitmix64 finalizer, a bijection: every input bit changes every output bit with probability one half."""
+    x = (x + STEP) & MASK
+    x = ((x ^ (x >> 30)) * FACTORS[0]) & MASK
+    x = ((x ^ (x >> 27)) * FACTORS[1]) & MASK
+    return x ^ (x >> 31)
+
+
+def mix_array(x: Keys) -> Keys:
+    """The same for many numbers at once."""
+    x = x + np.uint64(STEP)
+    for shift, factor in zip((30, 27), FACTORS, strict=True):
+        x ^= x >> np.uint64(shift)
+        x *= np.uint64(factor)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def uniform(keys: Keys, draw: int) -> npt.NDArray[np.float64]:
+    """A random number in [0, 1) for each key. Draws with other numbers have nothing to do with it.
+
+    >>> bool(uniform(np.array([7], np.uint64), 0)[0] == uniform(np.array([7], np.uint64), 1)[0])
+    False
+    """
+    return (mix_array(keys ^ np.uint64(mix(draw))) >> np.uint64(11)) * np.float64(2**-53)
+
+
+def keyed_order(n: int, key: int) -> Ints:
+    """The numbers 0 to n-1 in the order that the key decides: sorted by mixed values, of which no two are the same.
+
+    >>> sorted(keyed_order(5, key=1).tolist())
+    [0, 1, 2, 3, 4]
+    """
+    if n == 1:
+        return np.zeros(1, np.int64)
+    return np.argsort(mix_array(np.arange(n, dtype=np.uint64) ^ np.uint64(mix(key))))
+
+
+def offsets(counts: Ints | npt.NDArray[np.bool_]) -> Ints:
+    """0, and the running sum of the counts."""
+    out = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=out[1:])
+    return out

@@ -1,0 +1,1 @@
+"""A corpus on disk or in the cloud: its counts, its index, and writing shards."""

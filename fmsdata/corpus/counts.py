@@ -1,0 +1,131 @@
+"""Documents and tokens per shard: the only thing that planning reads.
+
+They come from `meta/*counts*.csv` beside or above the source, and from the shards themselves where no CSV
+tells. A CSV is believed for planning and checked when its shards are opened.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from fmsdata.core.ranges import Range
+from fmsdata.corpus.counts_csv import Count, told_by_csv
+from fmsdata.errors import CountsError, DataError
+from fmsdata.formats import SUFFIXES, open_shard, read_layout
+from fmsdata.planning.counts import Counts
+from fmsdata.prefetch.range_queue import drive
+from fmsdata.storage.clients.base import Entry
+from fmsdata.storage.connection import Connection
+from fmsdata.storage.io_thread import together
+from fmsdata.storage.local import map_file
+from fmsdata.storage.location import Location
+
+log = logging.getLogger("fmsdata")
+
+
+def read_counts(folder: str | os.PathLike[str] | Location, column: str | None = None) -> Counts:
+    """The counts of one source: from a CSV where one speaks of its shards, else from the shards.
+
+    >>> read_counts("corpus/web").shards    # doctest: +SKIP
+    ('part-0.arrow', 'part-1.arrow')
+    """
+    folder = Location(folder).listed()
+    shards = list_shards(folder).names
+    told, root = told_by_csv(folder, shards)
+    # A shard that is told to be empty would never be opened, and so never be held against its counts.
+    uncertain = [shard for shard in shards if told.get(shard, (0, 0))[0] == 0]
+    if uncertain:
+        for shard, count in count_shards(folder, uncertain, column).items():
+            if told.setdefault(shard, count) != count:
+                raise CountsError(
+                    f"{folder}: counts say 0 documents in {shard} but the file holds {count[0]}; "
+                    f"run `fmsdata index` to rebuild the counts (they are in {root}/meta)"
+                )
+    pairs = np.array([told[shard] for shard in shards], np.int64)
+    return Counts(tuple(shards), pairs[:, 0], pairs[:, 1], None if root is None else str(root))
+
+
+class ShardList(NamedTuple):
+    """The shards of a source, sorted by name."""
+
+    names: list[str]
+    entries: tuple[Entry, ...] = ()  # sizes and versions, if they are not local
+
+
+def list_shards(folder: Location) -> ShardList:
+    """The shards of a source, of which there must be at least one."""
+    if folder.local is None:
+        entries = folder.files(SUFFIXES)
+        if entries:
+            return ShardList([entry.name for entry in entries], tuple(entries))
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise DataError(f"{folder}: the source's folder {what}; check `path`")
+    shards = folder.names(SUFFIXES)
+    if not shards:
+        raise DataError(f"{folder}: no shards; a source is a folder with files ending in {', '.join(SUFFIXES)}")
+    return ShardList(shards)
+
+
+def count_shards(folder: Location, shards: Sequence[str], column: str | None = None) -> dict[str, Count]:
+    """Count documents and tokens in the files themselves, several at a time."""
+    log.info("counting %d shards in %s; `fmsdata index` keeps the counts in a file", len(shards), folder)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(f"counting {folder.name}", total=len(shards))
+
+        def done() -> None:
+            progress.advance(task)
+
+        if folder.local is not None:
+            return dict(zip(shards, _count_local(folder.local, shards, column, done), strict=True))
+        entries = {entry.name: entry for entry in folder.files(SUFFIXES)}
+        return count_remote(folder, [entries[shard] for shard in shards], column, done)
+
+
+def _count_local(folder: Path, shards: Sequence[str], column: str | None, done: Callable[[], None]) -> list[Count]:
+    def count(shard: str) -> Count:
+        opened = open_shard(map_file(folder / shard), str(folder / shard), column)
+        counted = opened.documents, opened.tokens()
+        done()
+        return counted
+
+    with ThreadPoolExecutor(max_workers=min(16, 4 * (os.cpu_count() or 1))) as pool:
+        try:
+            return list(pool.map(count, shards))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def count_remote(
+    folder: Location, entries: Sequence[Entry], column: str | None, done: Callable[[], None]
+) -> dict[str, Count]:
+    """Count by ranges: of a shard with lists, only its layout is read."""
+    connection = folder.connection
+    counted: dict[str, Count] = {}
+
+    async def count(waiting: Iterator[Entry]) -> None:
+        for entry in waiting:
+            shard = folder / entry.name
+            read = partial(_read, connection, shard.path, entry.version)
+            layout = await drive(read_layout(str(shard), entry.size, column, ()), read)
+            tokens = await drive(layout.tokens(), read)
+            counted[entry.name] = layout.documents, tokens
+            done()
+
+    waiting = iter(entries)
+    connection.run(together(count(waiting) for _ in range(min(folder.storage.connections, len(entries)))))
+    return counted
+
+
+async def _read(connection: Connection, path: str, version: str | None, wanted: Range) -> bytes:
+    return (await connection.read(path, wanted.start, wanted.stop, version)).data

@@ -1,0 +1,1 @@
+"""Arrow IPC shards: mapped files, and files read as byte ranges."""

@@ -1,0 +1,163 @@
+"""Arrow IPC shards, file or stream format, mapped and never copied.
+
+Two layouts: a primitive integer column, where each record batch is one document; and a list column, where
+each row is one. In both, documents are located from the metadata and the list offsets, with a few array
+operations per block, and their tokens are places in the file seen as one array. Only what is compressed or
+has nulls goes through pyarrow's decoding.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from fmsdata.core.blocks import Block
+from fmsdata.core.keys import Ints, offsets
+from fmsdata.core.tokens import Tokens
+from fmsdata.formats.arrow.column import TokenColumn
+from fmsdata.formats.arrow.framing import NOT_WHOLE, Guarded, Metadata, Shape, read_framing
+
+
+class Batches:
+    """Record batches in memory: how many documents they have, and any run of them.
+
+    `messages` tells where in the buffer they are, and `base` where in the file the buffer begins.
+    """
+
+    def __init__(
+        self, column: TokenColumn, metadata: Metadata, buffer: pa.Buffer, messages: Ints, base: int = 0
+    ) -> None:
+        self._column = column
+        self._metadata = metadata
+        self._buffer = buffer
+        self._data = memoryview(buffer)
+        self._messages = messages
+        self._base = base
+        self.whole: Tokens = self._as_array(column.dtype)
+        self._ends = self._as_array(column.ends)  # list offsets are among these
+        self._first_row: Sequence[int] = range(len(messages) + 1)
+        self.known_tokens: int | None = None if len(messages) else 0  # what the file need not be read for
+        self._shape = Shape(0, 0, compressed=False)
+        self._plain: list[bool] = []
+        if not len(messages):
+            return
+        with Guarded(column.name):
+            self._shape = metadata.shape(self._data, messages, base)
+            column.require(self._shape)
+            if not column.listed:
+                return
+            nodes, buffers = self._read_metadata(0, len(messages))
+            self._first_row = column.first_rows(nodes[:, column.node, 0]).tolist()
+            plain = column.are_plain(nodes, self._shape)
+            tokens = column.row_tokens(nodes, buffers, plain)
+        if not nodes[:, column.node, 1].any():  # a null row may hide values
+            self.known_tokens = int(tokens.sum())
+        self._plain = plain.tolist()
+        self._buffers = buffers.tolist()
+
+    @property
+    def documents(self) -> int:
+        return self._first_row[-1]
+
+    @property
+    def plain(self) -> bool:
+        """Whether the tokens lie there as they are."""
+        return not self._shape.compressed and (not self._column.listed or all(self._plain))
+
+    def read(self, first: int, stop: int) -> Block[Tokens]:
+        """The documents `first` to `stop - 1`, of which there must be at least one."""
+        if not self._column.listed:
+            with Guarded(self._column.name):
+                nodes, buffers = self._read_metadata(first, stop)
+                if self._column.are_plain(nodes, self._shape).all():
+                    start, length = self._column.documents(nodes, buffers)
+                    return Block([self.whole], np.zeros(len(start), np.int64), start, length)
+            return self._decoded(first, stop)
+        begin, end = bisect_right(self._first_row, first) - 1, bisect_left(self._first_row, stop)
+        if all(self._plain[begin:end]):
+            with Guarded(self._column.name):
+                return self._plain_lists(begin, end, first, stop)
+        block, rows = self._decoded(begin, end), slice(first - self._first_row[begin], stop - self._first_row[begin])
+        return Block(block.arrays, block.array[rows], block.start[rows], block.length[rows])
+
+    def _read_metadata(self, begin: int, end: int) -> tuple[Ints, Ints]:
+        return self._metadata.read(self._data, self._messages[begin:end], self._shape, self._base)
+
+    def _plain_lists(self, begin: int, end: int, first: int, stop: int) -> Block[Tokens]:
+        column = self._column
+        starts: list[Ints] = []
+        lengths: list[Ints] = []
+        for batch in range(begin, end):
+            low, high = self._first_row[batch], self._first_row[batch + 1]
+            row, count = max(first, low) - low, min(stop, high) - max(first, low)
+            if not count:
+                continue
+            if column.fixed_size is not None:
+                ends = np.arange(row, row + count + 1) * column.fixed_size
+            else:
+                table, size = self._buffers[batch][column.table]
+                column.require_table(table, size, high - low)
+                table = table // column.ends.itemsize + row
+                ends = self._ends[table : table + count + 1].astype(np.int64)
+            start, length = column.rows(ends, *self._buffers[batch][column.values])
+            starts.append(start)
+            lengths.append(length)
+        start, length = (some[0] if len(some) == 1 else np.concatenate(some) for some in (starts, lengths))
+        return Block([self.whole], np.zeros(len(start), np.int64), start, length)
+
+    def _decoded(self, begin: int, end: int) -> Block[Tokens]:
+        """The same by pyarrow, for record batches whose bytes are not plainly the tokens."""
+        arrays: list[Tokens] = []
+        starts: list[Ints] = []
+        lengths: list[Ints] = []
+        for batch in range(begin, end):
+            column: Any = self._decode(batch)  # of whichever kind of array the shard's type has
+            if self._column.listed:
+                if not len(column):  # pyarrow ends the process over damaged list offsets of no rows
+                    continue
+                plain = column.fill_null([]) if column.null_count and self._column.fixed_size is None else column
+                lengths.append(plain.value_lengths().fill_null(0).to_numpy().astype(np.int64))
+                column = plain.flatten()
+            else:
+                lengths.append(np.array([len(column)], np.int64))
+            if column.null_count:
+                raise self._column.null_tokens()
+            starts.append(offsets(lengths[-1])[:-1])
+            arrays.append(column.to_numpy(zero_copy_only=True))
+        array = np.repeat(np.arange(len(arrays)), [len(start) for start in starts])
+        return Block(arrays, array, np.concatenate(starts), np.concatenate(lengths))
+
+    def _decode(self, batch: int) -> "pa.Array[Any]":
+        offset, metadata, body = self._messages[batch].tolist()
+        message = self._buffer.slice(offset, metadata + body)
+        with Guarded(self._column.name):
+            batches = pa.ipc.read_record_batch(pa.ipc.read_message(message), self._column.schema)
+            column = batches.column(self._column.index)
+            column.validate(full=True)
+        return column
+
+    def _as_array(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """All of the buffer as one array; Arrow aligns what is in a file to 8 bytes."""
+        return np.frombuffer(self._data, dtype, self._buffer.size // np.dtype(dtype).itemsize)
+
+
+class ArrowShard(Batches):
+    """One Arrow file: how many documents it has, and any run of them.
+
+    >>> shard = ArrowShard(buffer, "part-0.arrow")    # doctest: +SKIP
+    >>> shard.read(0, 100).length.sum()               # doctest: +SKIP
+    48211
+    """
+
+    def __init__(self, buffer: pa.Buffer, name: str, column: str | None = None) -> None:
+        self.name = name
+        with Guarded(name, NOT_WHOLE):
+            schema, messages = read_framing(buffer)
+        super().__init__(TokenColumn(schema, column, name), Metadata(), buffer, messages)
+
+    def tokens(self) -> int:
+        """All tokens of the shard."""
+        return int(self.read(0, self.documents).length.sum()) if self.known_tokens is None else self.known_tokens

@@ -1,0 +1,68 @@
+"""What every format gives: blocks of documents, as places in arrays of tokens.
+
+Readers of mapped files return a block at once. Readers of remote files are generators that do no I/O: they
+ask for byte ranges of one file, are sent the bytes, and return what they read. Who fetches the bytes, when
+and how often is not their business, so every format works over any storage.
+"""
+
+from collections.abc import Generator, Sequence
+from typing import Protocol, TypeAlias, TypeVar
+
+from fmsdata.core.blocks import Block
+from fmsdata.core.ranges import Range
+from fmsdata.core.tokens import Tokens
+
+Read = TypeVar("Read")
+Data: TypeAlias = bytes | memoryview
+# Asks for ranges of one file, is sent their bytes in the same order, and so on; returns what it read.
+Reading: TypeAlias = Generator[list[Range], Sequence[Data], Read]
+
+
+class Shard(Protocol):
+    """A shard whose bytes are all at hand."""
+
+    known_tokens: int | None  # the number of tokens, where it need not be computed
+
+    @property
+    def documents(self) -> int: ...
+
+    @property
+    def plain(self) -> bool:
+        """Whether the tokens are stored as they are, so that reading decodes nothing."""
+
+    def read(self, first: int, stop: int) -> Block[Tokens]:
+        """The documents `first` to `stop - 1`, of which there must be at least one."""
+
+    def tokens(self) -> int:
+        """The number of tokens in the shard."""
+
+
+class Layout(Protocol):
+    """What is known of a remote shard: enough to ask for the byte ranges that a block needs."""
+
+    documents: int
+    known_tokens: int | None  # the number of tokens, if the layout says
+    nbytes: int  # memory that it takes, roughly
+
+    def block(self, first: int, stop: int) -> Reading[Block[Tokens]]:
+        """The documents `first` to `stop - 1`, of which there must be at least one."""
+
+    def tokens(self) -> Reading[int]:
+        """The number of tokens in the shard; it may have to be read for that, in ranges of at most 8 MB."""
+
+
+def read_from(data: Data, reading: Reading[Read]) -> Read:
+    """Answer a reading from the bytes of the whole file.
+
+    >>> layout = read_from(data, read_layout("part-0.arrow", len(data)))     # doctest: +SKIP
+    >>> read_from(data, layout.block(0, layout.documents)).length.sum()      # doctest: +SKIP
+    48211
+    """
+    view = memoryview(data)
+    try:
+        ranges = next(reading)
+        while True:
+            ranges = reading.send([view[start:stop] for start, stop in ranges])
+    except StopIteration as done:
+        result: Read = done.value
+        return result

@@ -1,0 +1,50 @@
+"""Counts: documents and tokens per shard, the only thing that planning reads."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+from fmsdata.core.keys import Ints
+from fmsdata.errors import CountsError
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """The shards of a source, sorted by path, with the documents and tokens in each.
+
+    >>> import numpy as np
+    >>> counts = Counts(("a.arrow", "b.arrow"), np.array([10, 20]), np.array([500, 900]))
+    >>> counts.mean_length
+    46.666666666666664
+    """
+
+    shards: tuple[str, ...]
+    documents: Ints
+    tokens: Ints
+    csv_root: str | None = None  # the folder whose `meta` lists some of them
+
+    @cached_property
+    def mean_length(self) -> float:
+        return max(1.0, float(self.tokens.sum()) / max(1, int(self.documents.sum())))
+
+    @cached_property
+    def digest(self) -> str:
+        """Changes with the name, the documents or the tokens of any shard."""
+        text = "\n".join(
+            f"{shard},{documents},{tokens}"
+            for shard, documents, tokens in zip(self.shards, self.documents.tolist(), self.tokens.tolist(), strict=True)
+        )
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def require(self, shard: int, *, documents: int, tokens: int | None, source: str) -> None:
+        """Raise if a file does not hold what the counts say. `tokens` may be unknown."""
+        for what, expected, found in (
+            ("documents", int(self.documents[shard]), documents),
+            ("tokens", int(self.tokens[shard]), tokens),
+        ):
+            if found is not None and found != expected:
+                rebuild = f"run `fmsdata index` to rebuild the counts (they are in {self.csv_root}/meta)"
+                raise CountsError(
+                    f"source {source!r}: counts say {expected} {what} in {self.shards[shard]} but the file holds "
+                    f"{found}; " + (rebuild if self.csv_root else "it changed since this reader counted it")
+                )

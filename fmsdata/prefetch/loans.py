@@ -1,0 +1,131 @@
+"""Loans: memory of fetched blocks that the pipeline holds.
+
+Tokens count as long as the pipeline holds them. When they take more than their part of the budget, those that
+were not looked at for the longest time are revoked, and fetched again, as a range, if a line needs them.
+"""
+
+import warnings
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+
+from fmsdata.core.blocks import Address, Block
+from fmsdata.core.keys import Ints
+from fmsdata.core.tokens import StoredTokens, Tokens
+from fmsdata.errors import FmsdataWarning
+from fmsdata.prefetch.budget import Budget
+from fmsdata.prefetch.fetch_ahead import FetchAhead
+from fmsdata.prefetch.range_queue import NOW, Urgency
+from fmsdata.prefetch.remote_source import RemoteSource
+from fmsdata.prefetch.waiter import Waiter
+
+WARN_BYTES = 16 << 20  # fetched again
+
+
+class LentTokens:
+    """The tokens of a remote block. They may be revoked, and are then fetched again when they are needed."""
+
+    def __init__(
+        self, loans: "Loans", source: RemoteSource, address: Address, which: int, block: Block[Tokens]
+    ) -> None:
+        self._loans, self._source, self._address, self._which = loans, source, address, which
+        self._offset = block.offsets[which]
+        self._array: Tokens | None = block.arrays[which]
+        self.dtype = block.arrays[which].dtype
+        self.number = loans.record(self, block.arrays[which].nbytes)
+
+    def __getitem__(self, where: slice) -> Tokens:
+        array = self._array
+        if array is not None:
+            self._loans.touch(self.number)
+            return array[where]
+        if self._offset is None:
+            return self._fetch_again()[where]
+        begin, end = (self._offset + place * self.dtype.itemsize for place in (where.start, where.stop))
+        return np.frombuffer(self._loans.fetch_range(self._source, self._address.shard, begin, end), self.dtype)
+
+    def take(self, places: Ints) -> Tokens:
+        array = self._array
+        return (self._fetch_again() if array is None else array).take(places)
+
+    def revoke(self) -> None:
+        self._array = None
+
+    def _fetch_again(self) -> Tokens:
+        block = self._loans.fetch_block(self._source, self._address)
+        self._array = array = block.arrays[self._which]
+        self.number = self._loans.record(self, array.nbytes)
+        return array
+
+
+class Loans:
+    """Who holds how much, the least recently used first."""
+
+    def __init__(self, budget: Budget, ahead: FetchAhead, waiter: Waiter) -> None:
+        self.fetched_again = 0  # bytes
+        self._budget, self._ahead, self._waiter = budget, ahead, waiter
+        self._numbers = count()
+        self._lent: OrderedDict[int, tuple[weakref.ref[LentTokens], int]] = OrderedDict()
+        self._returned: deque[int] = deque()  # any thread may find that tokens are gone: settled later
+        self._warned = False
+
+    def lend(self, source: RemoteSource, address: Address, block: Block[Tokens]) -> Block[StoredTokens]:
+        """The block, with tokens that can be revoked."""
+        lent: Sequence[StoredTokens] = [
+            LentTokens(self, source, address, which, block) for which in range(len(block.arrays))
+        ]
+        return Block(lent, block.array, block.start, block.length)
+
+    def record(self, tokens: LentTokens, size: int) -> int:
+        """Count tokens until the pipeline drops them. If it holds too many now, the oldest are revoked."""
+        number = next(self._numbers)
+        self._lent[number] = weakref.ref(tokens, lambda _: self._returned.append(number)), size
+        budget = self._budget
+        budget.lent += size
+        if budget.total and budget.used > budget.total:
+            self.sweep()
+            self._ahead.sweep()
+            while budget.used > budget.total and self._ahead.drop_farthest():
+                pass
+        while budget.lent > budget.most_lent and len(self._lent) > 1:
+            _, (reference, size) = self._lent.popitem(last=False)
+            budget.lent -= size
+            oldest = reference()
+            if oldest is not None:
+                oldest.revoke()
+        return number
+
+    def touch(self, number: int) -> None:
+        """These tokens are used now."""
+        self._lent.move_to_end(number)
+
+    def sweep(self) -> None:
+        """Settle the accounts of tokens that the pipeline dropped."""
+        while self._returned:
+            _, size = self._lent.pop(self._returned.popleft(), (None, 0))
+            self._budget.lent -= size
+
+    def fetch_range(self, source: RemoteSource, shard: int, start: int, stop: int) -> bytes:
+        """Bytes of tokens that were revoked."""
+        self._count_again(stop - start)
+        return self._waiter.wait(source.fetch_range(shard, start, stop))
+
+    def fetch_block(self, source: RemoteSource, address: Address) -> Block[Tokens]:
+        """A block whose tokens were revoked."""
+        self._count_again(source.size(address))
+        return self._waiter.wait(source.fetch(address, Urgency(NOW)))
+
+    def _count_again(self, size: int) -> None:
+        self.fetched_again += size
+        if not self._warned and self.fetched_again > WARN_BYTES:
+            self._warned = True
+            warnings.warn(
+                f"storage.prefetch_bytes is {self._budget.bytes:,}, too little for the "
+                f"{self._ahead.look_aheads:,} look-aheads (lanes x sources) of this process: documents are "
+                "fetched again one by one, which is slow; raise it, use more processes, or smaller shuffle windows",
+                FmsdataWarning,
+                stacklevel=2,
+            )

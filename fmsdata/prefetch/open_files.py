@@ -1,0 +1,123 @@
+"""Open files: what the lanes that are read together share, mapped shards and fetched blocks.
+
+`OpenFiles` is the host of its lanes. It decides how the blocks of a source are read: from mapped files if they are
+local, else through the prefetch buffer.
+"""
+
+import math
+from collections.abc import Callable
+
+from fmsdata.core.blocks import Address, Block, LaneBlocks
+from fmsdata.core.lane import Lane
+from fmsdata.core.tokens import StoredTokens
+from fmsdata.formats import open_shard
+from fmsdata.formats.base import Shard
+from fmsdata.planning.lane_order import LaneOrder
+from fmsdata.prefetch.buffer import PrefetchBuffer
+from fmsdata.prefetch.look_ahead import LookAhead
+from fmsdata.prefetch.remote_source import RemoteSource
+from fmsdata.prefetch.shard_files import ShardFiles
+from fmsdata.storage.local import MappedFiles, Recent
+from fmsdata.storage.settings import Storage
+from fmsdata.storage.stats import StorageStats
+
+OPEN_SHARDS = 256
+
+
+def _ignore(what: str) -> None:
+    """Nobody wants to know what is read."""
+
+
+class OpenFiles:
+    """Shards that are mapped, the most recently used ones, and blocks of remote ones.
+
+    `share` of the run's lanes are read together. Nothing is opened before it is read.
+    """
+
+    def __init__(self, share: float = 0.0, on_read: Callable[[str], None] = _ignore) -> None:
+        self.shards: Recent[Shard] = Recent(OPEN_SHARDS)
+        self.mapped = MappedFiles()
+        self.reading = on_read
+        self._share = share
+        self._buffers: dict[Storage, PrefetchBuffer] = {}
+        self._remote: dict[object, RemoteSource] = {}
+
+    def open_blocks(self, files: ShardFiles, order: LaneOrder, lane: Lane) -> LaneBlocks:
+        """The blocks of a source, for a lane that reads them in this order."""
+        if files.location.local is not None:
+            return MappedBlocks(self, files, order.source)
+        buffer = self._buffer(files.location.storage)
+        key = files, order.plan
+        if key not in self._remote:
+            self._remote[key] = RemoteSource(
+                files=files,
+                plan=order.plan,
+                source=order.source,
+                share=self._share,
+                queues=buffer.queues,
+                layouts=buffer.layouts,
+            )
+        return RemoteBlocks(buffer, self._remote[key], order, lane)
+
+    def stats(self) -> StorageStats:
+        """What was fetched so far."""
+        return sum((buffer.stats() for buffer in self._buffers.values()), StorageStats())
+
+    def close(self) -> None:
+        """Fetch nothing more."""
+        for buffer in self._buffers.values():
+            buffer.close()
+
+    def _buffer(self, storage: Storage) -> PrefetchBuffer:
+        if storage not in self._buffers:
+            self._buffers[storage] = PrefetchBuffer(storage, all_lanes=self._share == 1)
+        return self._buffers[storage]
+
+
+class MappedBlocks:
+    """The blocks of shards on a local disk, which are mapped into memory."""
+
+    tokens_at_once = math.inf
+
+    def __init__(self, opened: OpenFiles, files: ShardFiles, source: str) -> None:
+        self._opened, self._files, self._source = opened, files, source
+
+    def start(self, place: int) -> None:
+        pass
+
+    def read(self, place: int, address: Address) -> Block[StoredTokens]:  # noqa: ARG002
+        return self.look_up(address)
+
+    def look_up(self, address: Address) -> Block[StoredTokens]:
+        shard = self._opened.shards.get((self._files, address.shard), lambda: self._open(address.shard))
+        return shard.read(address.first, address.stop)
+
+    def _open(self, shard: int) -> Shard:
+        files = self._files
+        path = files.path(shard)
+        opened = open_shard(self._opened.mapped.get(path), str(path), files.column)
+        files.counts.require(shard, documents=opened.documents, tokens=opened.known_tokens, source=self._source)
+        return opened
+
+
+class RemoteBlocks:
+    """The blocks of remote shards, which are fetched ahead."""
+
+    def __init__(self, buffer: PrefetchBuffer, source: RemoteSource, order: LaneOrder, lane: Lane) -> None:
+        self._buffer, self._source, self._order, self._lane = buffer, source, order, lane
+        self._look_ahead: LookAhead | None = None
+
+    @property
+    def tokens_at_once(self) -> float:
+        return 0 if self._look_ahead is None else self._buffer.tokens_at_once(self._look_ahead)
+
+    def start(self, place: int) -> None:
+        self._look_ahead = self._buffer.look_ahead(self._source, self._order, self._lane, place)
+
+    def read(self, place: int, address: Address) -> Block[StoredTokens]:
+        if self._look_ahead is None:
+            return self.look_up(address)
+        return self._buffer.read(self._look_ahead, place, address)
+
+    def look_up(self, address: Address) -> Block[StoredTokens]:
+        return self._buffer.look_up(self._source, address)

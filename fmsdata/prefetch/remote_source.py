@@ -1,0 +1,190 @@
+"""The shards of a source that are not on a local disk: where their blocks are, and how they are fetched."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from fmsdata.core.blocks import Address, Block
+from fmsdata.core.ranges import Range
+from fmsdata.core.tokens import Tokens
+from fmsdata.formats import open_shard, read_layout
+from fmsdata.formats.base import Layout, Reading, Shard
+from fmsdata.planning.blocks import BlockPlan
+from fmsdata.prefetch.range_queue import NOW, RangeQueue, RangeQueues, RemoteFile, Urgency, drive
+from fmsdata.prefetch.shard_files import ShardFiles
+from fmsdata.storage.connection import Connection
+from fmsdata.storage.io_thread import together
+
+Value = TypeVar("Value")
+LAYOUT_BYTES = 64 << 20  # of layouts that are kept
+OFFSET_BYTES = 8  # at most, for the place of one document
+DENSE = 128  # layouts with the places of all documents are read if they are at most this part of what is read with them
+MOST_OFFSETS = 16 << 20  # bytes of a source that are kept
+PART = 1 << 20  # bytes of a request, when a shard is fetched whole
+
+
+class RemoteSource:
+    """The shards of one source: how they are cut into blocks, and their layouts.
+
+    `share` of the blocks are read by this process. Nothing is opened before something is fetched: the process
+    that opens lanes need not be the one that reads them.
+    """
+
+    def __init__(
+        self,
+        *,
+        files: ShardFiles,
+        plan: BlockPlan,
+        source: str,
+        share: float,
+        queues: RangeQueues,
+        layouts: "LayoutCache",
+    ) -> None:
+        self._files, self._plan, self._source = files, plan, source
+        self._queues, self._layouts = queues, layouts
+        self.stored = sum(entry.size for entry in files.entries)  # bytes
+        self.tokens = files.tokens  # of an epoch
+        offsets = OFFSET_BYTES * sum(plan.documents)
+        self._dense = offsets <= min(MOST_OFFSETS, self.stored * share / DENSE)
+
+    @property
+    def blocks(self) -> int:
+        return self._plan.blocks
+
+    @property
+    def shards(self) -> int:
+        return len(self._files.entries)
+
+    def size(self, address: Address) -> int:
+        """About how many bytes a block has."""
+        documents = self._plan.documents[address.shard]
+        return -(-self._files.entries[address.shard].size * (address.stop - address.first) // documents)
+
+    def fetch(self, address: Address, urgency: Urgency) -> "Future[Block[Tokens]]":
+        """Fetch a block."""
+        return self._connection.start(self.read_block(address, urgency))
+
+    def fetch_shard(self, shard: int, urgency: Urgency) -> "Future[pa.Buffer]":
+        """Fetch all bytes of a shard."""
+        return self._connection.start(self._read_shard(shard, urgency))
+
+    def fetch_range(self, shard: int, start: int, stop: int) -> "Future[bytes]":
+        """Fetch some bytes of a shard."""
+        return self._connection.start(self.queue.read(self._remote[shard], Range(start, stop), Urgency(NOW)))
+
+    def start_all(self, work: "Sequence[tuple[Coroutine[Any, Any, Value], Future[Value]]]") -> None:
+        """Start coroutines of any sources, in the event loop that all of them share."""
+        self._connection.start_all(work)
+
+    def hurry(self, urgency: Urgency) -> None:
+        """Something is needed now."""
+        self._connection.soon(self.queue.hurry, urgency)
+
+    def open_shard(self, shard: int, data: pa.Buffer) -> Shard:
+        """A shard that was fetched whole, checked against its counts."""
+        opened = open_shard(data, self._connection.url(self._remote[shard].path), self._files.column)
+        self._require(shard, opened)
+        return opened
+
+    async def read_block(self, address: Address, urgency: Urgency) -> Block[Tokens]:
+        layout = await self._layouts.get(self, address.shard, urgency)
+        return await self._drive(layout.block(address.first, address.stop), address.shard, urgency)
+
+    async def read_layout(self, shard: int, urgency: Urgency) -> Layout:
+        await self._check_version(shard)
+        file = self._remote[shard]
+        reading = read_layout(
+            self._connection.url(file.path), file.size, self._files.column, self._plan.bounds(shard), dense=self._dense
+        )
+        layout = await self._drive(reading, shard, urgency)
+        self._require(shard, layout)
+        return layout
+
+    @cached_property
+    def _connection(self) -> Connection:
+        return self._files.location.connection
+
+    @cached_property
+    def queue(self) -> RangeQueue:
+        return self._queues.get(self._connection)
+
+    @cached_property
+    def _remote(self) -> list[RemoteFile]:
+        connection, url = self._connection, self._files.location.url
+        return [
+            RemoteFile(connection.path(f"{url}/{entry.name}"), entry.size, entry.version, f"source {self._source!r}")
+            for entry in self._files.entries
+        ]
+
+    def _require(self, shard: int, opened: Shard | Layout) -> None:
+        counts = self._files.counts
+        counts.require(shard, documents=opened.documents, tokens=opened.known_tokens, source=self._source)
+
+    async def _read_shard(self, shard: int, urgency: Urgency) -> pa.Buffer:
+        await self._check_version(shard)
+        file = self._remote[shard]
+        data = bytearray(file.size)
+
+        async def read(part: Range) -> None:
+            data[part.start : part.stop] = await self.queue.read(file, part, urgency)
+
+        await together(read(Range(start, min(start + PART, file.size))) for start in range(0, file.size, PART))
+        return pa.py_buffer(memoryview(data).toreadonly())
+
+    async def _check_version(self, shard: int) -> None:
+        """Check that a file is still the one that was listed, where reads do not say which version they are of."""
+        file = self._remote[shard]
+        if file.version is not None and not self._connection.sees_versions:
+            await self._connection.check(file.path, file.version, file.what)
+
+    async def _drive(self, reading: Reading[Value], shard: int, urgency: Urgency) -> Value:
+        file = self._remote[shard]
+        return await drive(reading, lambda wanted: self.queue.read(file, wanted, urgency))
+
+
+class LayoutCache:
+    """Layouts of shards, the least recently used first. Each is read once, whoever asks meanwhile.
+
+    Lives in the event loop.
+    """
+
+    def __init__(self, limit: int = LAYOUT_BYTES) -> None:
+        self._limit, self._bytes = limit, 0
+        self._kept: OrderedDict[tuple[RemoteSource, int], tuple[asyncio.Task[Layout], Urgency]] = OrderedDict()
+
+    async def get(self, source: RemoteSource, shard: int, urgency: Urgency) -> Layout:
+        key = source, shard
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        else:
+            own = Urgency(urgency.due)
+            task = asyncio.get_running_loop().create_task(source.read_layout(shard, own))
+            self._kept[key] = task, own
+            task.add_done_callback(partial(self._settle, key))
+        task, own = self._kept[key]
+        urgency.behind = own
+        if urgency.due < own.due:
+            source.queue.hurry(own)
+        return await asyncio.shield(task)
+
+    def close(self) -> None:
+        """Cancel what is being read."""
+        for task, _ in list(self._kept.values()):
+            task.cancel()
+
+    def _settle(self, key: "tuple[RemoteSource, int]", task: "asyncio.Task[Layout]") -> None:
+        if task.cancelled() or task.exception() is not None:  # the next one who asks tries again
+            del self._kept[key]
+            return
+        self._bytes += task.result().nbytes
+        for old, (kept, _) in list(self._kept.items()):
+            if self._bytes <= self._limit:
+                break
+            if kept.done() and kept is not task:
+                del self._kept[old]
+                self._bytes -= kept.result().nbytes

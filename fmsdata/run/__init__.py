@@ -1,0 +1,1 @@
+"""A run: lanes and ranks, state, live edits, checkpoints, statistics and tracing."""

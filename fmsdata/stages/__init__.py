@@ -1,0 +1,1 @@
+"""The stages of a pipeline, one file each."""

@@ -1,0 +1,277 @@
+"""ShardReader: the documents of one source, in the order that the plan gives each lane."""
+
+import math
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fmsdata.core.checks import whole
+from fmsdata.core.chunk import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, TAIL, Buffer, Chunk
+from fmsdata.core.keys import Ints, key_of, mix, mix_array, offsets
+from fmsdata.core.lane import Lane
+from fmsdata.core.stage import Exhausted, Size, Stage, StageIterator
+from fmsdata.core.state import State, number
+from fmsdata.core.tokens import StoredTokens
+from fmsdata.corpus.counts import list_shards, read_counts
+from fmsdata.errors import ConfigError, DataError, StateError
+from fmsdata.planning.blocks import cut_blocks
+from fmsdata.planning.lane_order import LaneOrder, PlannedBlock
+from fmsdata.prefetch.open_files import OpenFiles
+from fmsdata.prefetch.shard_files import ShardFiles
+from fmsdata.storage.location import Location
+from fmsdata.storage.settings import Storage
+
+BLOCK_TOKENS = 1 << 18
+CHUNK_DOCUMENTS, CHUNK_TOKENS = 1024, 1 << 20  # blocks are read together, until there are this many of either
+NOTHING = np.empty(0, np.int64)
+BLOCK_BITS, KEY_BITS = np.uint64(16), np.uint64(48)  # documents are sorted by block, then by key
+
+
+class ShardReader(Stage):
+    """The documents of a folder of shards, endlessly: each exactly once per epoch, in another order each epoch.
+
+    `strip` removes these tokens at either end of a document, as many as stand there; documents shorter than
+    `min_length` after that are skipped, and so are empty ones. After `max_epochs` epochs, of which the last need not
+    be whole, it ends. `folder` is what a saved state remembers of where it is, for when it is removed from the mix.
+
+    The folder may be on any filesystem that fsspec knows: `storage_options` are for that filesystem, such as
+    credentials, and `storage` tells how it is read. Neither changes what comes.
+
+    >>> reader = ShardReader("corpus/web", strip=[0], min_length=8)             # doctest: +SKIP
+    >>> reader = ShardReader("s3://bucket/corpus/web", storage_options={"anon": True})     # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Location,
+        *,
+        name: str | None = None,
+        column: str | None = None,
+        strip: Collection[int] = (),
+        min_length: int = 1,
+        block_tokens: int = BLOCK_TOKENS,
+        max_epochs: float | None = None,
+        folder: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        storage: Storage | None = None,
+    ) -> None:
+        location = Location(path, storage_options, storage).listed()
+        self.path = location.alone()  # a reader outlives the listing that it was planned from
+        self.name = name or self.path.name
+        self.column = column
+        if isinstance(strip, str | bytes) or not isinstance(strip, Collection):
+            raise ConfigError(f"strip is {strip!r}; it must be a list of tokens")
+        self.strip = tuple(sorted({whole("a token to strip", token) for token in strip}))
+        self.min_length = whole("min_length", min_length)
+        self.block_tokens = whole("block_tokens", block_tokens, least=1)
+        self.max_epochs = _checked_epochs(max_epochs)
+        self.folder = folder
+        self.counts = read_counts(location, column)
+        self._files = ShardFiles(
+            location=self.path, column=column, counts=self.counts, entries=list_shards(location).entries
+        )
+        if not self.counts.documents.sum():
+            raise DataError(f"{self.path}: its {len(self.counts.shards)} shards hold no documents")
+
+    def open(self, lane: Lane, state: State | None = None) -> StageIterator:
+        return _ReaderIterator(self, lane, state)
+
+    def children(self) -> Mapping[str, Stage]:
+        return {}
+
+    def parameters(self) -> State:
+        size = self.size()
+        return {
+            "shards": len(self.counts.shards),
+            "documents": size.documents,
+            "tokens": size.tokens,
+            "digest": self.counts.digest,
+            "column": self.column,
+            "strip": list(self.strip),
+            "min_length": self.min_length,
+            "block_tokens": self.block_tokens,
+            "max_epochs": self.max_epochs,
+            "folder": self.folder,
+        }
+
+    def describe(self, source: str = "") -> State:
+        return {**super().describe(source), "source": source or self.name}
+
+    def size(self) -> Size:
+        return Size(int(self.counts.documents.sum()), int(self.counts.tokens.sum()))
+
+    def ends(self) -> bool:
+        return self.max_epochs is not None
+
+    def block_order(self, lane: Lane) -> LaneOrder:
+        """The blocks of this source in the order in which a lane reads them."""
+        return LaneOrder(
+            cut_blocks(self.counts, lane.count, self.block_tokens),
+            lane=lane.index,
+            lanes=lane.count,
+            seed=lane.seed,
+            source=lane.source or self.name,
+            epochs=self.max_epochs,
+        )
+
+
+class _LaneBlock(NamedTuple):
+    """The documents of a block, as they lie in the shard."""
+
+    first: int  # the number of its first document
+    buffers: list[Buffer]
+    array: Ints
+    start: Ints
+    length: Ints
+    stripped: Ints  # tokens left out at the start of each document
+    key: int
+
+
+class _ReaderIterator(StageIterator):
+    """The state is which block of this lane comes next, and which document in it."""
+
+    def __init__(self, reader: ShardReader, lane: Lane, state: State | None) -> None:
+        self._reader, self._lane = reader, lane
+        self._host = lane.host or OpenFiles()
+        self._order = reader.block_order(lane)
+        self._source = self._order.source
+        self._place = number(state, "block")  # of the block to read next
+        self._visited = number(state, "document")  # documents of it that were visited before
+        self._blocks = self._host.open_blocks(reader._files, self._order, lane)
+        if self._place < self._order.places:
+            self._blocks.start(self._place)
+        # Documents to read at once. Grows, so that a rare source starts fast and a frequent one runs fast.
+        self._wanted = 1
+        # The state before each document of the chunk, and behind the last.
+        self._at = np.array([[self._place, self._visited]])
+
+    def read(self) -> Chunk:
+        empty = 0
+        while True:
+            blocks: list[_LaneBlock] = []
+            documents = tokens = 0
+            while not blocks or (
+                documents < self._wanted and tokens < CHUNK_TOKENS and tokens < self._blocks.tokens_at_once
+            ):
+                place = self._place + len(blocks)
+                planned = self._order.block(place)
+                if planned is None:
+                    break
+                block = self._read_block(planned, place)
+                blocks.append(block)
+                documents += len(block.length)
+                tokens += int(block.length.sum())
+            if not blocks:
+                self._at = np.array([[self._place, self._visited]])
+                raise Exhausted(last=self._order.has_last)
+            if self._visited > len(blocks[0].length):
+                raise StateError(f"{self._visited} documents are visited of a block of {len(blocks[0].length)}")
+            chunk = self._in_order(blocks)
+            self._place, self._visited = self._place + len(blocks), 0
+            self._wanted = min(2 * self._wanted, CHUNK_DOCUMENTS)
+            if len(chunk):
+                return chunk
+            empty += len(blocks)
+            if empty > self._order.plan.blocks:
+                self._require_a_document()
+                empty = 0
+
+    def state(self, taken: int) -> State:
+        block, document = self._at[taken].tolist()
+        return {"block": block, "document": document}
+
+    def _read_block(self, planned: PlannedBlock, place: int | None = None) -> _LaneBlock:
+        """The block at a place of the lane's order, or one that is looked at out of order."""
+        reader = self._reader
+        shard, first, stop = address = planned.address
+        name = reader.counts.shards[shard]
+        self._host.reading(f"source {self._source!r}, {name}, documents {first} to {stop - 1}, lane {self._lane.index}")
+        block = self._blocks.look_up(address) if place is None else self._blocks.read(place, address)
+        stripped, length = NOTHING, block.length
+        if reader.strip:
+            stripped, length = _strip(block.arrays, block.array, block.start, length, np.array(reader.strip))
+        key = key_of(self._lane.seed, self._source, planned.epoch, planned.number)
+        buffers = [Buffer(tokens, self._source, name, planned.epoch, key) for tokens in block.arrays]
+        return _LaneBlock(first, buffers, block.array, block.start, length, stripped, key)
+
+    def _in_order(self, blocks: list[_LaneBlock]) -> Chunk:
+        """The documents of these blocks that are long enough, block by block, each block in the order of its key."""
+        sizes = np.array([len(block.length) for block in blocks])
+        first = offsets(sizes)
+        which = np.repeat(np.arange(len(blocks)), sizes)
+        place = np.arange(first[-1]) - first.take(which)
+        keys = np.array([mix(block.key) for block in blocks], np.uint64).take(which)
+        order = np.argsort(
+            mix_array(place.astype(np.uint64) ^ keys) >> BLOCK_BITS | which.astype(np.uint64) << KEY_BITS,
+            kind="stable",
+        )
+        length = np.concatenate([block.length for block in blocks]).take(order)
+        enough = length >= max(1, self._reader.min_length)
+        enough[: self._visited] = False
+        kept = np.flatnonzero(enough)
+        order = order.take(kept)
+        spans = np.empty((len(kept), COLUMNS), np.int64)
+        buffer = which
+        if any(len(block.buffers) > 1 for block in blocks):
+            before = offsets(np.array([len(block.buffers) for block in blocks])).take(which)
+            buffer = np.concatenate([block.array for block in blocks]) + before
+        spans[:, BUFFER] = buffer.take(order)
+        spans[:, START] = np.concatenate([block.start for block in blocks]).take(order)
+        spans[:, LENGTH] = length.take(kept)
+        spans[:, DOCUMENT] = (place + np.array([block.first for block in blocks]).take(which)).take(order)
+        spans[:, POSITION] = 0
+        if self._reader.strip:
+            spans[:, POSITION] = np.concatenate([block.stripped for block in blocks]).take(order)
+            spans[:, START] += spans[:, POSITION]
+        spans[:, BEGINS] = 1
+        spans[:, TAIL] = 0
+        # `which` and `place` also are, for each place in the order, its block and how many documents come before.
+        self._at = np.empty((len(kept) + 1, 2), np.int64)
+        self._at[:-1, 0] = which.take(kept) + self._place
+        self._at[:-1, 1] = place.take(kept)
+        self._at[-1] = self._place + len(blocks), 0
+        return Chunk([buffer for block in blocks for buffer in block.buffers], spans, np.arange(len(kept) + 1))
+
+    def _require_a_document(self) -> None:
+        """Raise if no document of the whole source can ever come, instead of looking for one for ever."""
+        least = max(1, self._reader.min_length)
+        plan = self._order.plan
+        blocks = (self._read_block(PlannedBlock(0, block, plan.address(block))) for block in range(plan.blocks))
+        if not any((block.length >= least).any() for block in blocks):
+            raise DataError(
+                f"source {self._source!r}: none of its {self._reader.size().documents} documents has at least {least} "
+                "tokens (min_length) after stripping; lower min_length or remove the source"
+            )
+
+
+def _checked_epochs(epochs: float | None) -> float | None:
+    if epochs is None:
+        return None
+    if isinstance(epochs, bool) or not isinstance(epochs, int | float) or not 0 < epochs < math.inf:
+        raise ConfigError(f"max_epochs is {epochs!r}; it must be a number above zero, or None for no end")
+    return epochs
+
+
+def _strip(arrays: Sequence[StoredTokens], array: Ints, first: Ints, length: Ints, unwanted: Ints) -> tuple[Ints, Ints]:
+    """How many tokens to leave out at the start of each document, and how many remain after that at the end too."""
+    start, stop = first.copy(), first + length
+    for i, values in enumerate(arrays):
+        _strip_ends(values, np.flatnonzero(array == i), start, stop, unwanted)
+    return start - first, stop - start
+
+
+def _strip_ends(values: StoredTokens, documents: Ints, start: Ints, stop: Ints, tokens: Ints) -> None:
+    for ends, step in ((start, 1), (stop, -1)):
+        active = documents
+        for _ in range(8):
+            active = active[start[active] < stop[active]]
+            active = active[np.isin(values.take(ends[active] - (step < 0)), tokens)]
+            if not len(active):
+                break
+            ends[active] += step
+        for i in active.tolist():  # a long run: look at the whole document at once
+            begin, end = int(start[i]), int(stop[i])
+            kept = np.flatnonzero(~np.isin(values[begin:end], tokens))
+            start[i], stop[i] = (begin + kept[0], begin + kept[-1] + 1) if len(kept) else (begin, begin)

@@ -1,0 +1,200 @@
+"""Batch: lines become tensors. The one place where tokens are copied."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fmsdata.core.chunk import (
+    BEGINS,
+    BUFFER,
+    DOCUMENT,
+    LENGTH,
+    PADDING,
+    POSITION,
+    TAIL,
+    Chunk,
+    Row,
+    Span,
+    epochs,
+    provenance,
+)
+from fmsdata.core.keys import Ints, Keys, mix_array, offsets
+from fmsdata.core.tokens import Tokens
+from fmsdata.errors import ConfigError, StageError
+
+
+class Parts(NamedTuple):
+    """What of each document lies in each line: tokens `start` to `stop - 1` of line `line`."""
+
+    line: Ints
+    number: Ints  # of the document in its line
+    start: Ints
+    stop: Ints
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The lines of one step of one rank, of which the model sees all but the last `extra_tokens`."""
+
+    tokens: Tokens  # (lines, line length), in the narrowest type that all shards of the batch fit in
+    padding: list[int]  # how many tokens at the end of each line are padding
+    extra_tokens: int
+    _make_lines: Callable[[], Chunk]
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ConfigError(
+                f"seq_len {self.tokens.shape[1]} is too short: "
+                f"this task takes {self.extra_tokens} token more than the model sees"
+            )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def length(self) -> int:
+        """The part of each line that the model sees."""
+        return int(self.tokens.shape[1]) - self.extra_tokens
+
+    @cached_property
+    def lines(self) -> Chunk:
+        """The lines as one chunk: where documents begin, and where they come from."""
+        return self._make_lines()
+
+    @cached_property
+    def keys(self) -> Keys:
+        """A 64-bit key for each line, its `Item.key`: what random choices about the line must be drawn from."""
+        lines, spans = self.lines, self.lines.spans
+        stored = np.append(np.flatnonzero(spans[:, DOCUMENT] >= 0), len(spans))
+        first = stored[np.searchsorted(stored, lines.first[:-1])]
+        first = np.where(first < lines.first[1:], first, lines.first[:-1])
+        keys = np.array([lines.buffers[buffer].key for buffer in spans[first, BUFFER].tolist()], np.uint64)
+        for column in (DOCUMENT, POSITION):
+            keys = mix_array(keys ^ spans[first, column].astype(np.uint64))
+        return keys
+
+    @cached_property
+    def segments(self) -> tuple[Ints, Ints]:
+        """The documents in what the model sees: where each starts in the flat batch, and its number in its line.
+
+        The number of padding is -1.
+        """
+        line, place, begins, number = self._places
+        seen = begins & (place < self.length)
+        return line[seen] * self.length + place[seen], number[seen]
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The documents in the whole lines, without the tokens that were inserted before and behind them."""
+        spans = self.lines.spans
+        line, place, begins, number = self._places
+        stored = np.where(spans[:, DOCUMENT] >= 0, spans[:, LENGTH] - (spans[:, TAIL] > 0), 0)
+        some = np.flatnonzero(stored)
+        document = np.cumsum(begins).take(some)
+        first, last = some[np.diff(document, prepend=0) > 0], some[np.diff(document, append=0) != 0]
+        return Parts(line[first], number[first], place[first], place[last] + stored[last])
+
+    @cached_property
+    def _places(self) -> tuple[Ints, Ints, npt.NDArray[np.bool_], Ints]:
+        """Of each span its line, its place in it, whether a document begins there, and which of the line it is."""
+        lines, spans = self.lines, self.lines.spans
+        line = np.repeat(np.arange(len(lines)), np.diff(lines.first))
+        ends = offsets(spans[:, LENGTH])
+        place = ends[:-1] - ends[lines.first[:-1]][line]
+        begins = (spans[:, BEGINS] & 1) == 1
+        begins[lines.first[:-1]] = True
+        number = np.cumsum(begins)
+        number -= number[lines.first[:-1]][line]
+        number[spans[:, DOCUMENT] == PADDING] = -1
+        return line, place, begins, number
+
+    def spread(self, values: Ints) -> torch.Tensor:
+        """One value per document, at each of its tokens: (lines, length)."""
+        cu = self.cu_seqlens()
+        return torch.from_numpy(np.repeat(values, np.diff(cu)).reshape(len(self), self.length))
+
+    def cu_seqlens(self) -> Ints:
+        return np.append(self.segments[0], len(self) * self.length)
+
+
+def widen(tokens: npt.NDArray[Any]) -> torch.Tensor:
+    """Tokens as a tensor of int64 of its own."""
+    return torch.from_numpy(tokens.astype(np.int64, order="C"))
+
+
+def _document_ids(batch: Batch) -> torch.Tensor:
+    return batch.spread(batch.segments[1])
+
+
+def _position_ids(batch: Batch) -> torch.Tensor:
+    return torch.arange(len(batch) * batch.length).view(len(batch), -1) - batch.spread(batch.segments[0])
+
+
+def _cu_seqlens(batch: Batch) -> torch.Tensor:
+    return torch.from_numpy(batch.cu_seqlens().astype(np.int32))
+
+
+def _provenance(batch: Batch) -> list[list[Span]]:
+    return provenance(batch.lines)
+
+
+def _epochs(batch: Batch) -> list[list[int]]:
+    return epochs(batch.lines)
+
+
+OUTPUTS: dict[str, Callable[[Batch], Any]] = {
+    "document_ids": _document_ids,
+    "position_ids": _position_ids,
+    "cu_seqlens": _cu_seqlens,
+    "provenance": _provenance,
+    "epochs": _epochs,
+}
+
+
+def check_outputs(names: Sequence[str]) -> None:
+    """Raise if a name is not one that a batch can hold."""
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise ConfigError(f"outputs is {names!r}; it must be a list of names")
+    for name in names:
+        if name not in OUTPUTS:
+            raise ConfigError(f"unknown output {name!r}; batches can hold {', '.join(OUTPUTS)}")
+
+
+def collect(rows: Sequence[Row], extra_tokens: int) -> Batch:
+    """A batch of these lines."""
+
+    def lines() -> Chunk:
+        return Chunk.join([chunk.slice(row, row + 1) for chunk, row in rows])
+
+    return Batch(gather(rows), padding_of(rows), extra_tokens, lines)
+
+
+def gather(rows: Sequence[Row]) -> Tokens:
+    """The tokens of these lines, (lines, line length)."""
+    check_lengths(chunk.line_length for chunk, _ in rows)
+    pieces: list[Any] = []  # before Python 3.12 the stubs don't tell that arrays are buffers
+    dtypes = set()
+    for chunk, row in rows:
+        pieces += chunk.pieces(row)
+        dtypes.add(chunk.dtype)
+    if len(dtypes) > 1:
+        return np.stack([chunk[row].tokens.astype(np.int64) for chunk, row in rows])
+    return np.frombuffer(b"".join(pieces), dtypes.pop()).reshape(len(rows), -1)
+
+
+def padding_of(rows: Sequence[Row]) -> list[int]:
+    """How many tokens at the end of each line are padding."""
+    return [chunk.padding[row] for chunk, row in rows]
+
+
+def check_lengths(lengths: Iterable[int]) -> None:
+    """Raise unless all lines of a batch have one length."""
+    if len(different := set(lengths)) > 1:
+        raise StageError(
+            f"lines of {' and '.join(map(str, sorted(different)))} tokens can't be in one batch; put a Pack below"
+        )

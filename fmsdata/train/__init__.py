@@ -1,0 +1,1 @@
+"""What a trainer saves beside its model: the train state."""

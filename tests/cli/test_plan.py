@@ -1,0 +1,177 @@
+"""`fmsdata plan`: what it foretells is what a run does."""
+
+import json
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from fmsdata.cli.plan import count_of_tokens, outlook
+from fmsdata.config.build import build_data, make_loader
+from fmsdata.config.read import read_config
+from fmsdata.errors import ConfigError, FmsdataWarning
+from fmsdata.stages.mixture import expected_tokens
+from tests.helpers import CONFIG, documents, write_source
+
+FMSDATA = Path(sys.executable).parent / "fmsdata"
+PHASES: list[Any] = [{"until_tokens": 8000, "weights": {"web": 1}}, {"until_tokens": 20_000}]
+
+
+def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([FMSDATA, "plan", *args], capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("corpus")
+    rng = np.random.default_rng(1)
+    write_source(root / "web", documents(rng, 900, shortest=5))
+    write_source(root / "wiki", documents(rng, 200, shortest=5), layout="batch")
+    (root / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "path": str(root)}))
+    return root
+
+
+def test_a_plan_tells_the_pipeline_the_mix_and_the_ranks(root: Path) -> None:
+    done = run(root / "run.yaml", "--world-size", "6", "--tokens", "100k")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "Rescalable lanes=24 seed=3"
+    assert [line.strip("│├└─ ").split()[0] for line in lines[1:5]] == ["Shuffle", "Pack", "Delimit", "Mixture"]
+    (web,) = (line.split() for line in lines if line.split()[:1] == ["web"])
+    assert web[1] == "900"
+    assert "70.00%" in web
+    assert "same stream  on 1, 2, 3, 4, 6, 8, 12, 24 ranks" in done.stdout
+    assert "each 6 lines on 6 ranks" in done.stdout
+    assert "72 samples apart" in done.stdout
+    assert "warning: read again and again in 100k tokens: 'wiki' (7.1 times)" in done.stdout
+
+
+def test_json_holds_all_that_is_told(root: Path) -> None:
+    done = run(root / "run.yaml", "--json", "loader.batch_size=4", "lanes=35")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["lanes"] == 35
+    assert report["same_stream_at_world_sizes"] == [1, 5, 7, 35]
+    assert report["tokens_per_step"] == 64
+    assert report["sources"]["wiki"]["documents"] == 200
+    assert report["sources"]["wiki"]["share"] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["--tokens", "many"], 1, "--tokens is 'many'; write a number such as 300e9"),
+        (["--tokens", "0"], 1, "--tokens is '0'"),
+        (["--world-size", "25"], 1, "world size 25 is more than the 24 lanes"),
+        (["--world-size", "0"], 1, "world size 0"),
+        (["loader.bach_size=3"], 1, "did you mean 'batch_size'"),
+        (["path=/nowhere"], 1, "/nowhere: no such folder"),
+        (["lanes"], 1, "write KEY=VALUE"),
+        (["--nonsense"], 2, "No such option"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_told_in_one_line(root: Path, args: list[str], code: int, words: str) -> None:
+    done = run(root / "run.yaml", *args)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"phases": PHASES},
+        {"phases": [*PHASES, {"weights": {"wiki": 1, "web": 3}}]},
+        {"sources.wiki.max_epochs": 2},
+        {"sources.wiki.max_epochs": 1.5, "phases": PHASES},
+    ],
+    ids=str,
+)
+def test_a_run_reads_what_was_planned(root: Path, overrides: dict[str, Any]) -> None:
+    config = read_config(root / "run.yaml", {"lanes": 6, **overrides})
+    data = build_data(config)
+    got = Counter[str]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FmsdataWarning)
+        for batch in islice(make_loader(config, data, rank=0, world_size=1), 2400):
+            for row in batch["provenance"]:
+                for span in row:
+                    got[span.source] += span.stop - span.start
+    mixture: Any = data.lines.children()["below"].children()["below"].children()["below"]
+    planned = expected_tokens(mixture, got.total())
+    for name, tokens in planned.items():
+        assert got[name] == pytest.approx(tokens, abs=6 * (16 * 8 + 60)), name
+    assert sum(planned.values()) == pytest.approx(got.total())
+
+
+def test_what_users_should_look_out_for_is_told(root: Path) -> None:
+    def told(tokens: int, world_size: int = 1, **overrides: Any) -> str:
+        config = read_config(root / "run.yaml", {name.replace("__", "."): one for name, one in overrides.items()})
+        return "\n".join(outlook(config, build_data(config), tokens, world_size)["warnings"])
+
+    assert told(10_000, lanes=4) == ""
+    assert "'wiki' (38.2 times)" in told(540_000, lanes=4)
+    assert "fewer blocks than the 300 lanes: 'wiki' (200 blocks)" in told(10_000, lanes=300)
+    assert "hold 104k tokens, more than an epoch of 'web' (73.1k of 20.4k tokens)" in told(
+        10_000, lanes=24, shuffle__window=256
+    )
+    assert "5 ranks don't divide 24 lanes" in told(10_000, world_size=5)
+    assert "23 is prime" in told(10_000, lanes=23)
+    assert "not read at all: 'wiki' (weight 0)" in told(10_000, sources__wiki__weight=0)
+    late = [{"until_tokens": 10**9, "weights": {"web": 1}}, {"weights": {"wiki": 1}}]
+    assert "not read" not in told(10_000, phases=late)
+    assert "used up: 'wiki' (1.0 times)" in told(100_000, sources__wiki__max_epochs=1)
+
+
+def test_the_steps_are_those_that_a_run_takes(root: Path) -> None:
+    """With BOS and EOS, and a token at each end of a line."""
+    config = read_config(root / "run.yaml", {"documents.bos": 1, "pack.bol": 2, "pack.eol": 3, "lanes": 6})
+    data = build_data(config)
+    stored = steps = 0
+    for batch in make_loader(config, data, rank=0, world_size=1):
+        steps += 1
+        stored += sum(span.stop - span.start for row in batch["provenance"] for span in row)
+        if stored > 20_000:
+            break
+    assert outlook(config, data, stored, 1)["steps"] == pytest.approx(steps, rel=0.03)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_no_number_is_cut_off_in_a_terminal(root: Path, columns: int) -> None:
+    command = f"stty cols {columns}; {FMSDATA} plan {root / 'run.yaml'} --tokens 300B"
+    done = subprocess.run(["script", "-qec", command, "/dev/null"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+    for words in ("900", "70.00%", "210B", "epochs", "blocks"):
+        assert words in done.stdout
+    assert "…" not in done.stdout
+
+
+def test_a_source_of_empty_documents_can_be_planned(tmp_path: Path) -> None:
+    write_source(tmp_path / "web", [[]] * 5)
+    write_source(tmp_path / "wiki", [[10, 11]] * 50)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"path": str(tmp_path), "pack": {"seq_len": 4}, "lanes": 2}))
+    done = run(tmp_path / "run.yaml")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1e12", 10**12), ("300B", 300 * 10**9), ("1.5T", 15 * 10**11), ("20_000", 20_000), ("5,000", 5000), ("7k", 7000)],
+)
+def test_tokens_are_counted_as_people_write_them(text: str, count: int) -> None:
+    assert count_of_tokens(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "T", "-3", "nan", "inf", "1e30", "3X"])
+def test_other_texts_are_no_count(text: str) -> None:
+    with pytest.raises(ConfigError, match="--tokens is"):
+        count_of_tokens(text)

@@ -1,0 +1,123 @@
+"""What the README and the docs show must run as it is pasted, and hold what they say of it."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import fmsdata
+from fmsdata import testing
+from fmsdata.config.read import read_config
+from fmsdata.planning.blocks import cut_blocks
+from fmsdata.planning.counts import Counts
+from fmsdata.stages.shard_reader import BLOCK_TOKENS
+from fmsdata.storage.stats import StorageStats
+from tests.helpers import documents, write_source
+
+ROOT = Path(__file__).parents[2]
+
+
+def code_blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def test_the_lines_in_the_readme_run_when_pasted(tmp_path: Path) -> None:
+    (tmp_path / "pasted.py").write_text("\n".join(code_blocks("README.md")))
+    done = subprocess.run([sys.executable, "pasted.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"{step} torch.Size([8, 32]) torch.Size([8, 32])" for step in range(3)]
+
+
+@pytest.fixture
+def fill_in_the_middle() -> Any:
+    names: dict[str, Any] = {}
+    exec(code_blocks("docs/stages.md")[0], names)
+    return names["FillInTheMiddle"]
+
+
+def test_the_custom_stage_of_the_docs_keeps_the_laws(tmp_path: Path, fill_in_the_middle: Any) -> None:
+    rng = np.random.default_rng(0)
+    some = {"web": documents(rng, 40, shortest=1), "wiki": documents(rng, 15, shortest=1)}
+    readers: dict[str, fmsdata.Stage] = {
+        name: fmsdata.ShardReader(write_source(tmp_path / name, docs)) for name, docs in some.items()
+    }
+    once = fill_in_the_middle(fmsdata.Mixture(readers, {"web": 3, "wiki": 1}), rate=0.5, prefix=3, suffix=4, middle=5)
+    twice = fill_in_the_middle(once, rate=0.5, prefix=6, suffix=7, middle=8)
+    for stage in (once, twice):
+        testing.check_stage(stage, items=60)
+    lines = fmsdata.Shuffle(fmsdata.Pack(fmsdata.Delimit(twice, eos=0), seq_len=17), window=5)
+    data = fmsdata.Rescalable(lines, lanes=12, seed=7)
+
+    def make(rank: int, world_size: int) -> fmsdata.StatefulDataLoader:
+        outputs = ["provenance", "epochs"]
+        return fmsdata.StatefulDataLoader(data, batch_size=2, rank=rank, world_size=world_size, outputs=outputs)
+
+    testing.check_same_stream(make, world_sizes=[2, 3, 4, 6, 12], samples=120)
+    testing.check_restore_anywhere(make, steps=20)
+    transformed = {}
+    for lane in range(12):
+        iterator = twice.open(fmsdata.Lane(index=lane, count=12, seed=7))
+        for _ in range(4):
+            for item in iterator.read():
+                if item.epochs[0] == 0:
+                    name = item.source, item.shard, item.document
+                    assert name not in transformed
+                    transformed[name] = item.tokens.astype(np.int64)
+    assert len(transformed) == 55
+    changed = [tokens for tokens in transformed.values() if {3, 6} & set(tokens.tolist())]
+    assert 30 < len(changed) < 50, "three quarters of them, but not all, are changed by one stage or the other"
+    testing.check_exactly_once(make, stored=transformed, world_sizes=[1, 5, 12, 7, 2, 9], steps=3, most_samples=5_000)
+
+
+def test_every_link_in_the_readme_leads_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_settings_of_the_cloud_page_are_valid(tmp_path: Path) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/cloud.md").read_text(), re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        (tmp_path / "run.yaml").write_text(block)
+        told = read_config(tmp_path / "run.yaml", {"path": "s3://bucket/corpus", "pack.seq_len": 4})
+        assert told.storage.settings() == fmsdata.Storage(cache=told.storage.settings().cache)
+    page = (ROOT / "docs/configuration.md").read_text() + (ROOT / "docs/cloud.md").read_text()
+    for field in (*dataclasses.fields(fmsdata.Storage), *dataclasses.fields(StorageStats)):
+        assert f"`{field.name}`" in page, field.name
+
+
+@pytest.mark.parametrize(("dtype", "blocks"), [(np.uint32, 9_848_070), (np.uint16, 19_292_440)])
+def test_the_worked_example_of_the_cloud_page_is_what_is_planned(dtype: Any, blocks: int) -> None:
+    """10 TB in shards of 500 MB, 13 sources in proportion to their weights, 3,072 lanes."""
+    page = (ROOT / "docs/cloud.md").read_text()
+    sources = yaml.safe_load((ROOT / "configs/sources/multilingual.yaml").read_text())["sources"]
+    lanes = read_config(ROOT / "configs/s3-128-nodes.yaml", {"storage_options": {}}).lanes
+    documents_per_shard = 500_000 // np.dtype(dtype).itemsize
+    planned = sizes = 0
+    for source in sources.values():
+        shards = 2 * source["weight"]
+        documents = np.full(shards, documents_per_shard)
+        counts = Counts(tuple(f"{i}.arrow" for i in range(shards)), documents, documents * 1000)
+        plan = cut_blocks(counts, lanes, BLOCK_TOKENS)
+        assert plan.blocks >= 32 * lanes
+        planned, sizes = planned + plan.blocks, sizes + shards
+    assert (sizes, planned) == (20_000, blocks)
+    assert f" {blocks:,} |" in page
+
+
+def test_every_link_between_the_pages_leads_somewhere() -> None:
+    def anchors(page: Path) -> set[str]:
+        titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+        return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+    for page in (ROOT / "docs").glob("*.md"):
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+            to = (page.parent / target).resolve() if target else page
+            assert to.exists(), (page.name, target)
+            assert not anchor or anchor in anchors(to), (page.name, target, anchor)
