@@ -1,8 +1,10 @@
-# The two commands of the README are `make demo` and `make test`; both set up all they need.
+# `make demo` and `make test` install everything they need, on a fresh machine too.
 PYTHON ?= python3
 BIN := .venv/bin
+# Coverage makes Python code about twice as slow. `make test COV=` leaves it out.
+COV ?= --cov=fmsdata
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test test-lowest check docs bench clean
 
 setup: .venv/.ready .swift/.ready
 
@@ -12,7 +14,7 @@ setup: .venv/.ready .swift/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
-# A server for the tests; its packages are apart from ours.
+# A storage server for the tests, with packages of its own.
 .swift/.ready: swift.txt
 	$(PYTHON) -m venv .swift
 	.swift/bin/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --no-deps -r swift.txt
@@ -26,9 +28,24 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(MAKE) --no-print-directory docs
 
 test: check
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 $(COV)
+
+# The website, in site/. Broken links and unknown names are errors.
+docs: .venv/.ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# The tests with the lowest versions of the dependencies that pyproject.toml allows. Not part of `make test`.
+test-lowest: .lowest/.ready .swift/.ready
+	.lowest/bin/python -m pytest -n 2
+
+.lowest/.ready: pyproject.toml lowest.txt binaries.txt
+	$(PYTHON) -m venv .lowest
+	.lowest/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r binaries.txt
+	.lowest/bin/python -m pip install --quiet --disable-pip-version-check -c lowest.txt -e ".[dev]"
+	touch $@
 
 bench: setup
 	$(BIN)/python benchmarks/pipeline.py
@@ -36,4 +53,4 @@ bench: setup
 	$(BIN)/python benchmarks/cloud.py
 
 clean:
-	rm -rf .venv .swift build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .swift .lowest build site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -2,12 +2,13 @@
 
     python benchmarks/cloud.py [--parts throughput,first,memory,bytes,cache] [--rounds 5]
 
-A real object store (the one of the tests) serves a corpus on loopback. In front of it, in a process of its own, a
-proxy delays each answer by 30 ms and sends 50 MB/s per connection. Every run of a loader is a process of its own too.
+A real object store (the one of the tests) serves a corpus on loopback. In front of it, in a process of
+its own, a proxy delays each response by 30 ms and sends 50 MB/s per connection. Every run of a loader is
+a fresh process.
 
-The bandwidth is what the same requests take when they are made by a bare client: as many connections, the same ranges
-in the same order, URLs that were signed before, bytes thrown away. Loader and bare client take turns, and the
-median of the rounds counts, because timings on shared machines are noisy.
+The bandwidth is measured with a bare client that makes the same requests: the same number of connections,
+the same ranges in the same order, URLs signed in advance, bytes discarded. Loader and bare client take
+turns, and the median of the rounds counts, because timings on shared machines are noisy.
 """
 
 import argparse
@@ -41,8 +42,8 @@ LENGTH, BATCH, WINDOW = 4096, 8, 256
 SPAWN = multiprocessing.get_context("spawn")
 
 
-class Asked(NamedTuple):
-    """A range that was asked for."""
+class Requested(NamedTuple):
+    """A range that was requested, and when."""
 
     path: str
     range: str
@@ -55,25 +56,25 @@ class Asked(NamedTuple):
 
 
 def _serve(target: str, pipe: "Pipe[Any, Any]") -> None:
-    asked: list[tuple[str, str, float]] = []
+    requested: list[tuple[str, str, float]] = []
     action = PASS
 
     def rule(request: Request) -> Any:
         if request.method == "GET" and request.range is not None:
-            asked.append((request.path, request.range, time.monotonic()))
+            requested.append((request.path, request.range, time.monotonic()))
         return action
 
     with FaultProxy(target, rule) as proxy:
         pipe.send(proxy.endpoint)
-        while (told := pipe.recv()) is not None:
-            action = throttle(RATE, LATENCY) if told == "slow" else PASS
-            pipe.send(asked.copy())
-            asked.clear()
+        while (kind := pipe.recv()) is not None:
+            action = throttle(RATE, LATENCY) if kind == "slow" else PASS
+            pipe.send(requested.copy())
+            requested.clear()
             proxy.clear()
 
 
 class Proxy:
-    """The proxy, and what it was asked."""
+    """The proxy, and the requests that it received."""
 
     def __init__(self, target: str) -> None:
         self._pipe, theirs = SPAWN.Pipe()
@@ -81,12 +82,12 @@ class Proxy:
         self._process.start()
         self.endpoint: str = self._pipe.recv()
 
-    def begin(self, kind: str) -> list[Asked]:
-        """Be slow from now on, or `fast`, and tell which ranges of shards were asked for before."""
+    def begin(self, kind: str) -> list[Requested]:
+        """Be `slow` or `fast` from now on. Returns the ranges of shards that were requested before."""
         self._pipe.send(kind)
-        return [Asked(*one) for one in self._pipe.recv() if one[0].endswith(".arrow")]
+        return [Requested(*entry) for entry in self._pipe.recv() if entry[0].endswith(".arrow")]
 
-    def end(self) -> list[Asked]:
+    def end(self) -> list[Requested]:
         return self.begin("fast")
 
     def close(self) -> None:
@@ -99,7 +100,7 @@ def _work(work: Callable[..., Any], arguments: dict[str, Any], pipe: "Pipe[Any, 
 
 
 def apart(work: Callable[..., Any], **arguments: Any) -> Any:
-    """What a function returns that runs in a fresh process."""
+    """Run a function in a fresh process, and return its result."""
     mine, theirs = SPAWN.Pipe()
     process = SPAWN.Process(target=_work, args=(work, arguments, theirs))
     process.start()
@@ -114,7 +115,7 @@ def apart(work: Callable[..., Any], **arguments: Any) -> Any:
 
 
 def read_steps(config: dict[str, Any], warm_up: int, steps: int) -> dict[str, Any]:
-    """Batches as fast as they come. When that began and ended, and what was waited for."""
+    """Read batches as fast as possible: when that began and ended, and how long the pipeline waited."""
     loader = fmsdata.build_loader(config, rank=0, world_size=1)
     batches = iter(loader)
     for _ in range(warm_up):
@@ -133,22 +134,22 @@ def read_steps(config: dict[str, Any], warm_up: int, steps: int) -> dict[str, An
     return result
 
 
-def fetch_bare(endpoint: str, asked: Sequence[Asked], connections: int) -> float:
-    """Seconds to fetch these ranges, and do nothing else."""
+def fetch_bare(endpoint: str, requested: Sequence[Requested], connections: int) -> float:
+    """Seconds that a client takes to fetch these ranges, and do nothing else."""
     signer = client(endpoint)
     work = []
-    for one in asked:
-        bucket, _, key = one.path.lstrip("/").partition("/")
+    for request in requested:
+        bucket, _, key = request.path.lstrip("/").partition("/")
         url = signer.generate_presigned_url("get_object", {"Bucket": bucket, "Key": key}, ExpiresIn=3600)
-        work.append((url, one.range, one.size))
+        work.append((url, request.range, request.size))
     work.reverse()
 
     async def take(session: aiohttp.ClientSession) -> None:
         while work:
-            url, wanted, size = work.pop()
-            async with session.get(url, headers={"Range": wanted}) as answer:
-                if len(await answer.read()) != size:
-                    raise RuntimeError(f"{answer.status} for {url}")
+            url, byte_range, size = work.pop()
+            async with session.get(url, headers={"Range": byte_range}) as response:
+                if len(await response.read()) != size:
+                    raise RuntimeError(f"{response.status} for {url}")
 
     async def take_all() -> float:
         connector = aiohttp.TCPConnector(limit=connections)
@@ -172,7 +173,7 @@ def first_batch(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory(config: dict[str, Any], steps: int, seconds: float) -> dict[str, Any]:
-    """The most memory of its own (without mapped files) that the process had."""
+    """The peak of the private memory of the process (without mapped files)."""
     most, over = 0, threading.Event()
 
     def now() -> int:
@@ -210,12 +211,12 @@ def memory(config: dict[str, Any], steps: int, seconds: float) -> dict[str, Any]
 
 
 def read_rank(config: dict[str, Any], steps: Sequence[int], rank: int, world_size: int) -> dict[str, Any]:
-    """When each of these numbers of steps was done, and what of later steps was there already."""
+    """When each of these numbers of steps was done, and how many bytes were prefetched by then."""
     loader = fmsdata.build_loader(config, rank=rank, world_size=world_size)
     batches = iter(loader)
     done = []
-    for some in steps:
-        for _ in range(some):
+    for count in steps:
+        for _ in range(count):
             next(batches)
         done.append(time.monotonic())
     held = loader.stats().storage.held_bytes
@@ -256,7 +257,7 @@ class Corpus(NamedTuple):
 
 @contextmanager
 def corpus(store: ObjectStore, weights: dict[str, int], million: float, mean: int, **how: Any) -> Iterator[Corpus]:
-    """So many million tokens in all, in documents of this mean length."""
+    """A corpus of `million` million tokens in total, in documents of this mean length."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         for name, weight in weights.items():
@@ -271,8 +272,8 @@ def print_row(*cells: object) -> None:
     print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
-def spread(some: Sequence[float], form: str = ".2f") -> str:
-    return f"{median(some):{form}} ({min(some):{form}} to {max(some):{form}})"
+def spread(values: Sequence[float], form: str = ".2f") -> str:
+    return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 # The parts
@@ -297,15 +298,15 @@ def throughput(store: ObjectStore, proxy: Proxy, rounds: int) -> None:
                     warm_up=warm_up,
                     steps=steps,
                 )
-                asked = [one for one in proxy.begin("slow") if run["began"] <= one.when < run["ended"]]
-                bare = apart(fetch_bare, endpoint=proxy.endpoint, asked=asked, connections=connections)
+                requested = [range_ for range_ in proxy.begin("slow") if run["began"] <= range_.when < run["ended"]]
+                bare = apart(fetch_bare, endpoint=proxy.endpoint, requested=requested, connections=connections)
                 without = apart(
                     read_steps,
                     config=data.config(proxy.endpoint, lanes=4, storage={**storage, "prefetch_bytes": 0}),
                     warm_up=warm_up,
                     steps=steps // 8,
                 )
-                size, seconds = sum(one.size for one in asked), run["ended"] - run["began"]
+                size, seconds = sum(range_.size for range_ in requested), run["ended"] - run["began"]
                 slow = without["tokens"] / (without["ended"] - without["began"])
                 found = {
                     "bare": size / bare / 1e6,
@@ -315,7 +316,7 @@ def throughput(store: ObjectStore, proxy: Proxy, rounds: int) -> None:
                     "x without": run["tokens"] / seconds / slow,
                     "waited": run["waited"] / seconds,
                     "cpu": run["cpu"] / seconds,
-                    "block": size / len(asked) / 1e3,
+                    "block": size / len(requested) / 1e3,
                 }
                 for name, value in found.items():
                     rows.setdefault(name, []).append(value)
@@ -324,7 +325,7 @@ def throughput(store: ObjectStore, proxy: Proxy, rounds: int) -> None:
 
 
 class Start(NamedTuple):
-    """A mix whose first batch is waited for."""
+    """A mix whose first batch is timed."""
 
     million: int  # tokens
     mean: int  # of a document
@@ -360,11 +361,11 @@ def first(store: ObjectStore, proxy: Proxy, rounds: int) -> None:
                 proxy.begin("slow")
                 runs = [apart(first_batch, config=data.config(proxy.endpoint, **more)) for _ in range(rounds)]
                 local = [apart(first_batch, config=data.config(None, **more))["first"] for _ in range(rounds)]
-                both = (spread([one[name] for one in runs]) for name in ("planning", "first"))
-                fetched = (median([one[name] for one in runs]) for name in ("bytes", "requests"))
+                both = (spread([run[name] for run in runs]) for name in ("planning", "first"))
+                fetched = (median([run[name] for run in runs]) for name in ("bytes", "requests"))
                 print_row(
                     *(start.million, start.mean, f"{start.length} x {start.window}", batch_size, *both),
-                    spread([one["planning"] + one["first"] for one in runs]),
+                    spread([run["planning"] + run["first"] for run in runs]),
                     *(spread(local), f"{next(fetched) / 1e6:.1f}", f"{next(fetched):.0f}"),
                 )
     proxy.end()
@@ -382,7 +383,7 @@ def memory_of_a_worker(store: ObjectStore) -> None:
         "above one lane",
         "above one lane and budget",
         "held MB",
-        "MB read again",
+        "MB fetched again",
     )
     sources = {f"source-{i:02}": 1 for i in range(13)}
     with corpus(store, sources, 520, 20_000, shards=2) as data:
@@ -403,7 +404,9 @@ def memory_of_a_worker(store: ObjectStore) -> None:
                 above = run["most"] - least
                 numbers = (run["most"], above, above - (budget or 0), run["held"], run["again"])
                 name = "local" if budget is None else f"{budget >> 20} MB"
-                print_row(name, window, run["steps"], f"{run['seconds']:.0f}", *(f"{one / 1e6:.0f}" for one in numbers))
+                print_row(
+                    name, window, run["steps"], f"{run['seconds']:.0f}", *(f"{number / 1e6:.0f}" for number in numbers)
+                )
         print_row("one lane, one source", WINDOW, 100, "", f"{least / 1e6:.0f}", "", "", "", "")
 
 
@@ -423,11 +426,11 @@ def bytes_of_an_epoch(store: ObjectStore, proxy: Proxy) -> None:
                 proxy.begin("fast")
                 for rank in range(world_size):
                     apart(read_rank, config=config, steps=[steps], rank=rank, world_size=world_size)
-                asked = proxy.begin("fast")
-                fetched = sum(one.size for one in asked)
+                requested = proxy.begin("fast")
+                fetched = sum(range_.size for range_ in requested)
                 print_row(
                     *(layout, world_size, f"{stored / 1e6:.1f}", f"{fetched / 1e6:.1f}", f"{fetched / stored:.3f}"),
-                    *(f"{len(asked) / fetched * 1e6:.1f}", f"{fetched / len(asked) / 1e3:.0f}"),
+                    *(f"{len(requested) / fetched * 1e6:.1f}", f"{fetched / len(requested) / 1e3:.0f}"),
                 )
 
 
@@ -444,14 +447,14 @@ def from_the_cache(store: ObjectStore, proxy: Proxy) -> None:
         done = apart(read_rank, config=config, steps=[steps, steps], rank=0, world_size=1)["done"]
         again = time.monotonic()
         done += apart(read_rank, config=config, steps=[steps], rank=0, world_size=1)["done"]
-        asked = proxy.end()
+        requested = proxy.end()
         for name, start, end in (
             ("first", began, done[0]),
             ("second", done[0], done[1]),
             ("first, run again", again, done[2]),
         ):
-            some = [one for one in asked if start <= one.when < end]
-            print_row(name, f"{sum(one.size for one in some) / 1e6:.2f}", len(some), f"{end - start:.1f}")
+            within = [range_ for range_ in requested if start <= range_.when < end]
+            print_row(name, f"{sum(range_.size for range_ in within) / 1e6:.2f}", len(within), f"{end - start:.1f}")
 
 
 def main() -> None:

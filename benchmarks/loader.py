@@ -1,8 +1,8 @@
 """What worker processes, states and checkpoints cost.
 
-Speeds are set against torch's own queue, through which one worker process sends either the same batches
-(`input_ids` and `labels`) or, as the least that can be sent, a tensor with the tokens that was not even read from
-anywhere. All setups take turns.
+Speeds are compared with torch's own queue, through which one worker process sends either the same
+batches (`input_ids` and `labels`) or, as the least that can be sent, a tensor with the tokens that
+was not even read from anywhere. All setups take turns.
 """
 
 import argparse
@@ -23,11 +23,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import fmsdata
 from fmsdata.corpus.shard_writer import write_shard
-from fmsdata.loader.workers import PREFETCH, ROUND_TOKENS
+from fmsdata.loader.rounds import ROUND_TOKENS
+from fmsdata.loader.worker_batches import PREFETCH
 
 
 class ThroughTheQueue(IterableDataset[dict[str, Any]]):
-    """The batches of a loader, made in a worker of torch's own DataLoader and sent through its queue."""
+    """The batches of a loader, sent by a worker of torch's DataLoader through its queue."""
 
     def __init__(self, make: Callable[[], fmsdata.StatefulDataLoader]) -> None:
         self._make = make
@@ -37,7 +38,7 @@ class ThroughTheQueue(IterableDataset[dict[str, Any]]):
 
 
 class OneTensor(IterableDataset[dict[str, Any]]):
-    """A batch of tokens, made of nothing."""
+    """A batch of tokens that were not read from anywhere."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         while True:
@@ -70,10 +71,12 @@ def worker_speeds(root: Path, lanes: int, rounds: int) -> None:
             # What was made ahead while the others had their turn does not count.
             pipeline_speed(batches, ahead)
             speeds[name].append(pipeline_speed(batches, steps))
-    for name, some in speeds.items():
-        one, same = (median(some) / median(speeds[f"queue, {which}"]) for which in ("one tensor", "the same batches"))
+    for name, rates in speeds.items():
+        alone, same = (
+            median(rates) / median(speeds[f"queue, {which}"]) for which in ("one tensor", "the same batches")
+        )
         print(
-            f"{name:24} {median(some) / 1e6:6.1f} M tokens/s, {one:4.1f} x the queue with one tensor, "
+            f"{name:24} {median(rates) / 1e6:6.1f} M tokens/s, {alone:4.1f} x the queue with one tensor, "
             f"{same:4.1f} x with the same batches"
         )
 
@@ -99,7 +102,7 @@ def many_sources(root: Path, sources: int, lanes: int) -> dict[str, Any]:
 
 
 def timed(work: Callable[[], Any], times: int = 5) -> float:
-    """The median of some runs, in seconds."""
+    """The median of several runs, in seconds."""
     spent = []
     for _ in range(times):
         start = time.perf_counter()
@@ -167,8 +170,8 @@ def resume_cost(root: Path) -> None:
     for _ in range(15):
         for step, state in states.items():
             spent[step].append(timed(partial(resume, state), 1))
-    for step, some in spent.items():
-        print(f"from a state of step {step:7,} to the next batch: {median(some) * 1e3:.1f} ms")
+    for step, seconds in spent.items():
+        print(f"from a state of step {step:7,} to the next batch: {median(seconds) * 1e3:.1f} ms")
 
 
 def main() -> None:

@@ -4,12 +4,12 @@
 
 The copy is the fastest way to fill the same batches: one streaming copy per batch from one array in memory
 into a new int64 array. Pipeline and copy take turns in the same process, and the median of each counts,
-because timings on shared machines are noisy. A round of the pipeline is as many steps as turn over every
-lane's window once, so that each round does all of the work.
+because timings on shared machines are noisy. A round of the pipeline has enough steps to use up the window
+of every lane once, so that each round does all of the work.
 
-A batch of the pipeline is two tensors, input_ids and labels; "copy twice" is the copy into two. Four lanes are
-what one rank of a large run has; with more lanes, a corpus as small as this one is cut into smaller blocks than a
-real one would be.
+A batch of the pipeline is two tensors, input_ids and labels; "copy twice" copies into two. One rank of a
+large run has about four lanes. With more lanes, a corpus as small as this one is cut into smaller blocks
+than a real one would be.
 """
 
 import argparse
@@ -29,11 +29,11 @@ from fmsdata.corpus.shard_writer import Layout, write_shard
 
 BATCH, LENGTH, WINDOW, COPIES = 8, 4096, 256, 500
 WEIGHTS = {"web": 70, "books": 20, "code": 9, "wiki": 1}
-MEAN_LENGTHS = {"web": 700, "books": 20_000, "code": 1200, "wiki": 600}  # tokens, as in such corpora
+MEAN_LENGTHS = {"web": 700, "books": 20_000, "code": 1200, "wiki": 600}  # tokens, typical of such corpora
 
 
 def write_corpus(root: Path, layout: Layout, tokens: int, document: int | None) -> None:
-    """Four sources of four shards, with documents of usual lengths, or of `document` tokens on average."""
+    """Four sources of four shards, with documents of typical lengths, or of `document` tokens on average."""
     rng = np.random.default_rng(0)
     for source, weight in WEIGHTS.items():
         for shard in range(4):
@@ -103,9 +103,11 @@ def main() -> None:
             speeds["copy twice"].append(copy_speed(np.int64, tensors=2))
             for layout in layouts:
                 speeds[layout].append(pipeline_speed(loaders[layout], args.lanes * WINDOW // BATCH))
-        for name, some in speeds.items():
-            usual, best = (statistic(some) / statistic(speeds["copy int64"]) for statistic in (median, max))
-            print(f"{name:12} {median(some) / 1e6:8.1f} M tokens/s, {usual:.3f} of the copy (best of each: {best:.3f})")
+        for name, rates in speeds.items():
+            usual, best = (statistic(rates) / statistic(speeds["copy int64"]) for statistic in (median, max))
+            print(
+                f"{name:12} {median(rates) / 1e6:8.1f} M tokens/s, {usual:.3f} of the copy (best of each: {best:.3f})"
+            )
         if args.profile:
             for layout in layouts:
                 profile = cProfile.Profile()

@@ -1,10 +1,11 @@
-"""Megabytes of tokens per second that one core decodes from fetched ranges, and from the same file mapped.
+"""Decoding speed of fetched byte ranges, compared with the same file mapped: MB of tokens per second.
 
     python benchmarks/ranges.py [--tokens 4194304]
 
-Blocks of 2^18 tokens, as the reader cuts them. The bytes are at hand, so this is what a worker pays per block on top
-of fetching it: finding the documents in the bytes. Both take turns in one process, and for each
-block the best of all rounds counts, because timings on shared machines are noisy.
+Blocks have 2^18 tokens, as the reader cuts them. The bytes are already in memory, so this is what a
+worker pays per block on top of fetching it: finding the documents in the bytes. The two ways alternate
+in one process, and the best of all rounds counts for each block, because timings on shared machines
+are noisy.
 """
 
 import argparse
@@ -29,13 +30,13 @@ from fmsdata.storage.local import map_file
 
 
 def seconds(read: Callable[[int, int], Any], bounds: list[int]) -> list[float]:
-    """How long each block takes."""
-    found = []
+    """The time that each block takes."""
+    times = []
     for first, stop in pairwise(bounds):
         start = time.perf_counter()
         read(first, stop)
-        found.append(time.perf_counter() - start)
-    return found
+        times.append(time.perf_counter() - start)
+    return times
 
 
 def read_block(data: bytes, layout: Ranges, first: int, stop: int) -> Block[Tokens]:
@@ -63,10 +64,10 @@ def main() -> None:
                 bounds = [*range(0, len(lengths), per_block), len(lengths)]
                 ranges = read_from(data, read_layout("part-0.arrow", len(data), None, bounds))
                 fetched = partial(read_block, data, ranges)
-                both = [(seconds(fetched, bounds), seconds(mapped.read, bounds)) for _ in range(args.rounds)]
-                best = np.array(both).min(axis=0).sum(axis=1).tolist()
+                rounds = [(seconds(fetched, bounds), seconds(mapped.read, bounds)) for _ in range(args.rounds)]
+                best = np.array(rounds).min(axis=0).sum(axis=1).tolist()
                 size = int(lengths.sum()) * np.dtype(dtype).itemsize / 1e6
-                figures = [f"{size / one:10.0f} ({one / (len(bounds) - 1) * 1e6:.0f})" for one in best]
+                figures = [f"{size / total:10.0f} ({total / (len(bounds) - 1) * 1e6:.0f})" for total in best]
                 print(f"{layout:7} {np.dtype(dtype).name:7} {mean:8} {figures[0]:>26} {figures[1]:>26}")
 
 

@@ -1,7 +1,8 @@
-"""Kills a training run twice, goes on with other numbers of ranks, and compares it with a run that was left alone.
+"""Kills a training run twice, resumes on other numbers of ranks, and compares it with an uninterrupted run.
 
-It starts examples/train.py under torchrun on 2 ranks, kills all of it in the middle, goes on with 4, kills it again,
-and lets 3 finish. Every step must have had the very batch that it has on 1 rank, and the same loss but for rounding.
+It starts examples/train.py under torchrun on 2 ranks, kills all processes in the middle, resumes on 4
+ranks, kills them again, and lets 3 ranks finish. Every step must have the same batch as on 1 rank, and
+the same loss up to rounding.
 """
 
 import json
@@ -33,7 +34,7 @@ POLL = 0.01  # seconds
 
 @dataclass(frozen=True)
 class Step:
-    """What a run tells of one step."""
+    """One step in the log of a run."""
 
     step: int
     loss: float
@@ -46,14 +47,14 @@ class Failed(Exception):
 
 
 def train(ranks: int, folder: Path, data: Path, *options: str, kill_when: Callable[[], bool] | None = None) -> None:
-    """Run the example to its end, or kill it."""
+    """Run the example to its end, or kill it when `kill_when` says so."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     command += ["--nproc-per-node", str(ranks), str(HERE / "train.py")]
     command += ["--config", str(HERE.parent / "configs" / "train-demo.yaml"), "--data", str(data), "--out", str(folder)]
     loopback = "lo" if sys.platform == "linux" else "lo0"
     environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback, "TMPDIR": str(folder.parent)}
-    told = folder.with_suffix(".txt")
-    with told.open("w") as output:
+    log = folder.with_suffix(".txt")
+    with log.open("w") as output:
         launcher = subprocess.Popen(
             [*command, *options],
             env={**os.environ, **environment},
@@ -69,25 +70,25 @@ def train(ranks: int, folder: Path, data: Path, *options: str, kill_when: Callab
         finally:
             kill(launcher)
     if launcher.returncode or kill_when is not None:
-        raise Failed(f"the run on {ranks} ranks ended with code {launcher.returncode}:\n{told.read_text()[-3000:]}")
+        raise Failed(f"the run on {ranks} ranks ended with code {launcher.returncode}:\n{log.read_text()[-3000:]}")
 
 
 def kill(launcher: subprocess.Popen[bytes]) -> None:
-    """SIGKILL for torchrun and its ranks, which have sessions of their own. No one gets to finish anything."""
+    """Send SIGKILL to torchrun and its ranks, which have sessions of their own."""
     with undisturbed(), suppress(psutil.NoSuchProcess):
         parent = psutil.Process(launcher.pid)
-        parent.suspend()  # so that it starts no more of them meanwhile
-        everyone = [parent, *parent.children(recursive=True)]
-        for process in everyone:
+        parent.suspend()  # so that it starts no more ranks in the meantime
+        processes = [parent, *parent.children(recursive=True)]
+        for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(everyone, timeout=10)
+        psutil.wait_procs(processes, timeout=10)
     launcher.wait()
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """What is inside is not left half done if someone presses Ctrl-C once more."""
+    """Ignore Ctrl-C inside, so that cleaning up is not interrupted."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -106,7 +107,7 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def steps_of(folder: Path) -> list[Step]:
-    """All that a run has told so far."""
+    """The steps in the log of a run so far."""
     try:
         lines = (folder / "log.jsonl").read_text().splitlines(keepends=True)
     except FileNotFoundError:
@@ -115,39 +116,40 @@ def steps_of(folder: Path) -> list[Step]:
 
 
 def has_done(folder: Path, step: int) -> bool:
-    return any(one.step == step for one in steps_of(folder))
+    return any(entry.step == step for entry in steps_of(folder))
 
 
 def compare(chain: Sequence[Step], alone: Sequence[Step], console: Console) -> None:
-    """Show both runs side by side, and raise if they are not the same."""
-    for name, run in (("killed", chain), ("left alone", alone)):
-        if sorted({one.step for one in run}) != list(range(STEPS)):
-            raise Failed(f"the run that was {name} did not do each of the steps 0 to {STEPS - 1}")
-    expected = {one.step: one for one in alone}
+    """Print both runs side by side, and raise if they differ."""
+    for name, run in (("killed", chain), ("uninterrupted", alone)):
+        if sorted({entry.step for entry in run}) != list(range(STEPS)):
+            raise Failed(f"the {name} run did not do each of the steps 0 to {STEPS - 1}")
+    expected = {entry.step: entry for entry in alone}
     table = Table(title="The losses, side by side", title_justify="left")
-    for name in ("step", "ranks", "loss", "on 1 rank, left alone", "difference", "the same batch"):
+    for name in ("step", "ranks", "loss", "on 1 rank, uninterrupted", "difference", "same batch"):
         table.add_column(name, justify="right")
-    for before, one in zip([None, *chain], chain, strict=False):
-        goes_on = before is not None and one.world_size != before.world_size
-        if goes_on:
+    for before, entry in zip([None, *chain], chain, strict=False):
+        resumed = before is not None and entry.world_size != before.world_size
+        if resumed:
             table.add_section()
-        if goes_on or one.step % 5 == 0 or one.step == STEPS - 1:
-            other = expected[one.step]
-            same = "yes" if one.sha256 == other.sha256 else "NO"
-            difference = f"{abs(one.loss - other.loss):.1e}"
-            table.add_row(str(one.step), str(one.world_size), f"{one.loss:.6f}", f"{other.loss:.6f}", difference, same)
+        if resumed or entry.step % 5 == 0 or entry.step == STEPS - 1:
+            other = expected[entry.step]
+            same = "yes" if entry.sha256 == other.sha256 else "NO"
+            difference = f"{abs(entry.loss - other.loss):.1e}"
+            cells = str(entry.step), str(entry.world_size), f"{entry.loss:.6f}", f"{other.loss:.6f}"
+            table.add_row(*cells, difference, same)
     console.print(table)
 
     again = len(chain) - STEPS
     if not again:
         raise Failed("no step was run twice, so nothing was killed between two checkpoints")
-    wrong = sorted({one.step for one in chain if one.sha256 != expected[one.step].sha256})
+    wrong = sorted({entry.step for entry in chain if entry.sha256 != expected[entry.step].sha256})
     if wrong:
-        raise Failed(f"steps {wrong} had another batch than on 1 rank")
-    largest = max(abs(one.loss - expected[one.step].loss) for one in chain)
+        raise Failed(f"steps {wrong} had a different batch than on 1 rank")
+    largest = max(abs(entry.loss - expected[entry.step].loss) for entry in chain)
     console.print(
         f"{STEPS} steps, {again} of them run twice after a kill: every batch is the same, bit for bit. "
-        f"The largest difference of a loss is {largest:.1e}."
+        f"The largest difference in loss is {largest:.1e}."
     )
     if not largest <= TOLERANCE:
         raise Failed(f"that is more than {TOLERANCE}")
@@ -163,13 +165,13 @@ def demo(console: Console) -> None:
             kill_when = None if kill_at is None else partial(has_done, chain, kill_at)
             with console.status(f"training on {ranks} ranks"):
                 train(ranks, chain, data, *options, kill_when=kill_when)
-            done = [one.step for one in steps_of(chain) if one.world_size == ranks]
+            done = [entry.step for entry in steps_of(chain) if entry.world_size == ranks]
             how = "finished" if kill_at is None else "killed with SIGKILL"
             console.print(f"{ranks} ranks: steps {done[0]} to {done[-1]}, {how}")
-        with console.status("training on 1 rank, left alone"):
+        with console.status("training on 1 rank, uninterrupted"):
             train(1, alone, data, *options)
         compare(steps_of(chain), steps_of(alone), console)
-        console.print("[green]Killed twice, rescaled twice, and the same training.[/]")
+        console.print("[green]Killed twice, rescaled twice, and the training is the same.[/]")
 
 
 def main() -> int:

@@ -1,9 +1,9 @@
-"""A tiny training whose progress in the data is in TensorBoard: tokens, mix, epochs, speed and waiting, every step.
+"""Logs the progress of a tiny training to TensorBoard at every step: tokens, mix, epochs, speed, waiting.
 
     python examples/stats_tensorboard.py --logs runs/stats
     tensorboard --logdir runs/stats
 
-Without --data it reads the demo's corpus, which it makes from Python's standard library.
+Without --data it reads the corpus of the demo, which it builds from Python's standard library.
 """
 
 import argparse
@@ -37,7 +37,9 @@ def train(loader: fmsdata.StatefulDataLoader, writer: Any, *, steps: int, vocabu
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for batch in islice(loader, steps):
         if (largest := int(batch["input_ids"].max())) >= vocabulary:
-            raise SystemExit(f"token {largest} is not below --vocabulary {vocabulary}")
+            raise SystemExit(
+                f"the data has token {largest}, but --vocabulary is {vocabulary}; it must be larger than every token"
+            )
         loss = functional.cross_entropy(model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten())
         torch.autograd.backward(loss)
         optimizer.step()
@@ -51,29 +53,31 @@ def train(loader: fmsdata.StatefulDataLoader, writer: Any, *, steps: int, vocabu
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description="Train a tiny model, with the loader's stats in TensorBoard.")
-    options.add_argument("--config", default=CONFIG, help="a configuration of fmsdata; the demo's if not given")
-    options.add_argument("--data", help="folder of the corpus, instead of the configuration's; the demo's if not given")
-    options.add_argument("--logs", type=Path, default=Path("runs/stats"), help="folder of TensorBoard's files")
+    options = argparse.ArgumentParser(description="Train a tiny model, and log the loader's stats to TensorBoard.")
+    options.add_argument("--config", default=CONFIG, help="a configuration of fmsdata (default: the demo's)")
+    options.add_argument("--data", help="folder of the corpus; overrides the configuration (default: the demo's)")
+    options.add_argument("--logs", type=Path, default=Path("runs/stats"), help="folder for TensorBoard's files")
     options.add_argument("--steps", type=int, default=100)
-    options.add_argument("--vocabulary", type=int, default=257, help="tokens are below this; the demo's are bytes")
-    given = options.parse_args()
-    if given.steps < 1:
-        options.error(f"--steps is {given.steps}; it must be at least 1")
+    options.add_argument(
+        "--vocabulary", type=int, default=257, help="the number of token values; the demo's tokens are bytes"
+    )
+    arguments = options.parse_args()
+    if arguments.steps < 1:
+        options.error(f"--steps is {arguments.steps}; it must be at least 1")
     open_writer = summary_writer()
     with ExitStack() as stack:
-        overrides = {"path": given.data} if given.data else {}
-        if given.data is None and given.config == CONFIG:
+        overrides = {"path": arguments.data} if arguments.data else {}
+        if arguments.data is None and arguments.config == CONFIG:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fmsdata-stats-"))
             write_corpus(Path(folder))
             overrides = {"path": folder}
         try:
-            loader = fmsdata.build_loader(given.config, overrides)
+            loader = fmsdata.build_loader(arguments.config, overrides)
         except fmsdata.FmsdataError as error:
             raise SystemExit(str(error)) from None
         stack.callback(loader.close)
-        writer = stack.enter_context(open_writer(str(given.logs)))
-        train(loader, writer, steps=given.steps, vocabulary=given.vocabulary)
+        writer = stack.enter_context(open_writer(str(arguments.logs)))
+        train(loader, writer, steps=arguments.steps, vocabulary=arguments.vocabulary)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""A small GPT in plain PyTorch, with DDP or FSDP2, that can be killed at any moment and goes on by itself.
+"""A small GPT in plain PyTorch, with DDP or FSDP2, that can be killed at any moment and resumes by itself.
 
     fmsdata demo --folder demo-data
     torchrun --standalone --nproc-per-node 2 examples/train.py --config configs/train-demo.yaml --out runs/demo
 
-The same command goes on from the newest checkpoint, on as many ranks as you like: the global batch stays the same,
-so every step sees the same samples, and the loss is the same but for rounding.
+The same command resumes from the newest checkpoint, on any number of ranks. The global batch stays
+the same, so every step sees the same samples, and the loss is the same up to rounding.
 
-A checkpoint is a folder `step-<n>` with the model and the optimizer (torch.distributed.checkpoint) and all else
-(fmsdata.train_state). It is written under another name and renamed when every rank is done, so a folder of that
-name is always whole, whatever happened.
+A checkpoint is a folder `step-<n>` with the model and the optimizer (torch.distributed.checkpoint)
+and everything else (fmsdata.train_state). It is written under another name and renamed when every
+rank is done, so a folder of that name is always complete.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import fmsdata
 from fmsdata import train_state
 
-IGNORED = -100  # labels that there is nothing to learn from
+IGNORED = -100  # the label of positions without a training signal
 
 
 class Block(nn.Module):
@@ -79,14 +79,14 @@ def distributed(model: GPT, parallel: str) -> nn.Module:
 
 
 class Run:
-    """A run in a folder: what it trains, and its checkpoints."""
+    """A training run in a folder: model, optimizer, loader and checkpoints."""
 
     def __init__(self, out: Path, config: dict[str, Any], parallel: str) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.out, self.train = out, config["train"]
         batch_size, left_over = divmod(self.train["global_batch"], self.world_size)
         if left_over:
-            raise SystemExit(f"global_batch {self.train['global_batch']} can't be shared by {self.world_size} ranks")
+            raise SystemExit(f"global_batch {self.train['global_batch']} cannot be divided by {self.world_size} ranks")
         self.loader = fmsdata.build_loader(config["data"], {"loader.batch_size": batch_size})
         torch.manual_seed(config["data"]["seed"])  # the same weights on every rank ...
         self.model = distributed(GPT(**config["model"], seq_len=config["data"]["pack"]["seq_len"]), parallel)
@@ -97,7 +97,7 @@ class Run:
         self.step = self.tokens_seen = 0  # steps done, and tokens learned from in them, by all ranks together
 
     def resume(self) -> None:
-        """Go on from the newest checkpoint, if there is one."""
+        """Resume from the newest checkpoint, if there is one."""
         newest: list[Path | None] = [None]
         if self.rank == 0:
             self.out.mkdir(parents=True, exist_ok=True)
@@ -117,32 +117,32 @@ class Run:
             print(f"from {folder.name if folder else 'the beginning'} on {self.world_size} ranks", flush=True)
 
     def save(self) -> None:
-        """Write a checkpoint. Until the renaming, nobody takes it for one."""
+        """Write a checkpoint. It counts as one only after the rename at the end."""
         state = train_state.build(self.loader, step=self.step, tokens_seen=self.tokens_seen, scheduler=self.scheduler)
         unfinished = self.out / f"unfinished-{self.step}"
         model, optimizer = get_state_dict(self.model, self.optimizer)
         state_dict_saver.save({"model": model, "optimizer": optimizer}, checkpoint_id=unfinished)
         train_state.save(unfinished, state)
-        dist.barrier()  # every rank has written all of its part
+        dist.barrier()  # every rank has written its part
         if self.rank == 0:
             unfinished.rename(self.out / f"step-{self.step}")
             for old in self._checkpoints()[self.train["keep"] :]:
                 shutil.rmtree(old.rename(old.with_name(f"unfinished-{old.name}")))
 
     def _checkpoints(self) -> list[Path]:
-        """Whole ones, newest first."""
+        """The complete checkpoints, newest first."""
         return sorted(self.out.glob("step-*"), key=lambda folder: int(folder.name[5:]), reverse=True)
 
     def _lock_out_others(self) -> None:
-        """Held until this process ends, however it ends, so that no rank of a run given up writes here too."""
+        """Lock the folder until this process ends, so that leftover ranks of an earlier run cannot write here."""
         lock = os.open(self.out / "lock", os.O_CREAT | os.O_RDWR)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SystemExit(f"another run writes to {self.out}; end it first, or give another --out") from None
+            raise SystemExit(f"another run writes to {self.out}; stop it first, or choose another --out") from None
 
     def learn(self, batch: dict[str, Tensor]) -> float:
-        """One step. Returns the mean loss of the global batch, over the tokens that can be learned from."""
+        """Train one step. Returns the mean loss of the global batch, over the tokens that have labels."""
         logits, labels = self.model(batch["input_ids"]), batch["labels"]
         loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
         sums = torch.stack([loss.detach().double(), (labels != IGNORED).sum()])
@@ -157,35 +157,35 @@ class Run:
         return float(sums[0] / sums[1])
 
     def digest(self, rows: Tensor) -> str:
-        """Of the global batch, in the order of the stream: row i of rank r is its sample i * W + r."""
+        """The hash of the global batch in the order of the stream: row i of rank r is its sample i * W + r."""
         ranks = [torch.empty_like(rows) for _ in range(self.world_size)]
         dist.all_gather(ranks, rows)
         return hashlib.sha256(torch.stack(ranks, dim=1).numpy().tobytes()).hexdigest()
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description="Train a small GPT; go on from the newest checkpoint in --out.")
+    options = argparse.ArgumentParser(description="Train a small GPT; resume from the newest checkpoint in --out.")
     options.add_argument("--config", required=True, help="a YAML file with the sections data, model and train")
-    options.add_argument("--out", type=Path, required=True, help="folder of the checkpoints and of log.jsonl")
-    options.add_argument("--data", help="folder of the corpus, instead of the configuration's")
-    options.add_argument("--steps", type=int, help="how many in all, instead of the configuration's")
-    options.add_argument("--every", type=int, help="steps between checkpoints, instead of the configuration's")
+    options.add_argument("--out", type=Path, required=True, help="folder for checkpoints and log.jsonl")
+    options.add_argument("--data", help="folder of the corpus; overrides the configuration")
+    options.add_argument("--steps", type=int, help="total number of steps; overrides the configuration")
+    options.add_argument("--every", type=int, help="steps between checkpoints; overrides the configuration")
     options.add_argument("--parallel", choices=["ddp", "fsdp"], default="ddp")
-    given = options.parse_args()
-    if not Path(given.config).is_file():
-        raise SystemExit(f"{given.config}: no such file; configs/train-demo.yaml is an example")
-    config = yaml.safe_load(Path(given.config).read_text())
-    config["data"]["path"] = given.data or config["data"]["path"]
-    steps, every = given.steps or config["train"]["steps"], given.every or config["train"]["every"]
+    arguments = options.parse_args()
+    if not Path(arguments.config).is_file():
+        raise SystemExit(f"{arguments.config}: no such file; configs/train-demo.yaml is an example")
+    config = yaml.safe_load(Path(arguments.config).read_text())
+    config["data"]["path"] = arguments.data or config["data"]["path"]
+    steps, every = arguments.steps or config["train"]["steps"], arguments.every or config["train"]["every"]
 
     dist.init_process_group("gloo")
-    run = Run(given.out, config, given.parallel)
+    run = Run(arguments.out, config, arguments.parallel)
     run.resume()
-    with (given.out / "log.jsonl").open("a", buffering=1) as log:  # a line at a time
+    with (arguments.out / "log.jsonl").open("a", buffering=1) as log:  # line buffered
         for step, batch in zip(range(run.step, steps), run.loader, strict=False):
-            told = {"step": step, "loss": run.learn(batch), "sha256": run.digest(batch["input_ids"])}
+            entry = {"step": step, "loss": run.learn(batch), "sha256": run.digest(batch["input_ids"])}
             if run.rank == 0:
-                log.write(json.dumps({**told, "world_size": run.world_size}) + "\n")
+                log.write(json.dumps({**entry, "world_size": run.world_size}) + "\n")
             if run.step % every == 0 or run.step == steps:
                 run.save()
     run.loader.close()

@@ -7,11 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fmsdata import errors, prepare, testing, trace, train_state
+    from fmsdata import errors, keys, prepare, testing, trace, train_state
     from fmsdata.config.build import build_loader
-    from fmsdata.core.chunk import Item, Span
+    from fmsdata.core.chunk import Item
+    from fmsdata.core.iterator import StageIterator
     from fmsdata.core.lane import Lane
-    from fmsdata.core.stage import Stage, StageIterator
+    from fmsdata.core.spans import Span
+    from fmsdata.core.stage import Stage
     from fmsdata.corpus.shard_writer import write_shard
     from fmsdata.errors import (
         CheckpointError,
@@ -44,9 +46,11 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "config.build": ["build_loader"],
-    "core.chunk": ["Item", "Span"],
+    "core.chunk": ["Item"],
     "core.lane": ["Lane"],
-    "core.stage": ["Stage", "StageIterator"],
+    "core.iterator": ["StageIterator"],
+    "core.spans": ["Span"],
+    "core.stage": ["Stage"],
     "corpus.shard_writer": ["write_shard"],
     "errors": [
         "CheckpointError",
@@ -116,6 +120,7 @@ __all__ = [
     "WorkerError",
     "build_loader",
     "errors",
+    "keys",
     "prepare",
     "task_from",
     "testing",

@@ -1,4 +1,4 @@
-"""The errors a user can meet. Each names the value that was wrong and the way out."""
+"""The errors that a user can meet. Each message names the value that was wrong and the way out."""
 
 
 class FmsdataError(Exception):
@@ -10,7 +10,7 @@ class ConfigError(FmsdataError):
 
 
 class DataError(FmsdataError):
-    """Shards that are missing, torn, or not of a kind that can be read."""
+    """Shards that are missing, truncated, or of an unknown format."""
 
 
 class CountsError(DataError):
@@ -18,15 +18,15 @@ class CountsError(DataError):
 
 
 class StorageError(DataError):
-    """A filesystem that does not give what was asked of it."""
+    """A request to a filesystem that failed."""
 
 
 class MissingError(StorageError):
-    """A file or a folder that is not there."""
+    """A file or a folder that does not exist."""
 
 
 class DeniedError(StorageError):
-    """What these credentials may not do."""
+    """A request that the credentials do not allow."""
 
 
 class StateError(FmsdataError):
@@ -38,12 +38,12 @@ class StageError(FmsdataError):
 
 
 class WorkerError(FmsdataError):
-    """A worker process that ended before its time."""
+    """A worker process that died."""
 
 
 class CheckpointError(FmsdataError):
-    """A checkpoint that cannot be written, or cannot be gone on from."""
+    """A checkpoint that cannot be written, or cannot be resumed from."""
 
 
 class FmsdataWarning(UserWarning):
-    """What a user should know of, but need not stop for."""
+    """Something that a user should know about, but that does not stop the run."""

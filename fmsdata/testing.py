@@ -1,7 +1,8 @@
-"""The laws of the canonical stream, as functions that check them on any pipeline: ours in our tests, yours in yours.
+"""Check the laws of the canonical stream on any pipeline, in your own tests.
 
-Each takes a factory `make(rank, world_size)` of loaders, or a stage, and raises `LawBroken` with what went
-wrong. Where a law is about documents, the loaders must be built with `outputs=["provenance", "epochs"]`.
+Each function takes a factory of loaders, `make(rank, world_size)`, or a stage. It raises
+`LawBroken`, which says what is wrong. Where a law is about documents, build the loaders with
+`outputs=["provenance", "epochs"]`.
 
     def make(rank, world_size):
         outputs = {"loader.outputs": ["provenance", "epochs"]}
@@ -28,8 +29,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from fmsdata.core.chunk import Item, Span
+from fmsdata.core.chunk import Item
 from fmsdata.core.lane import Lane
+from fmsdata.core.spans import Span
 from fmsdata.core.stage import Stage
 from fmsdata.core.state import State
 from fmsdata.errors import DataError
@@ -40,10 +42,10 @@ from fmsdata.storage.location import Location
 MakeLoader: TypeAlias = Callable[[int, int], StatefulDataLoader]
 Document: TypeAlias = tuple[str, str, int]  # source, shard, number in the shard
 Stored: TypeAlias = Mapping[Document, npt.NDArray[np.int64]]
-Progress: TypeAlias = Callable[[int], None]  # is told how many samples were checked since it was last told
+Progress: TypeAlias = Callable[[int], None]  # is called with the number of samples checked since the last call
 INSERTED_BETWEEN = 4  # EOS, EOL, BOL and BOS can stand between two documents
 OPEN_SHARDS = 16
-RECENT_BATCHES, REMOTE_BUFFER = 4, 1 << 20  # of a shard that is not local
+RECENT_BATCHES, REMOTE_BUFFER = 4, 1 << 20  # of a remote shard
 
 
 class LawBroken(AssertionError):
@@ -51,11 +53,11 @@ class LawBroken(AssertionError):
 
 
 class Incomplete(LawBroken):
-    """Documents did not come in as many samples as were allowed: they are lost, or would have come later."""
+    """Documents did not come within the allowed samples: they are lost, or would come later."""
 
 
-def to_nobody(samples: int) -> None:
-    """Nobody wants to know how far it is."""
+def no_progress(samples: int) -> None:
+    """Report progress to no one."""
 
 
 def check_same_stream(
@@ -64,27 +66,27 @@ def check_same_stream(
     world_sizes: Iterable[int],
     samples: int,
     variants: Iterable[MakeLoader] = (),
-    progress: Progress = to_nobody,
+    progress: Progress = no_progress,
 ) -> None:
     """Law 1: at any of these world sizes, sample `g` is the same, and rank `g mod W` hands it out.
 
-    The world sizes must divide the number of lanes. `variants` are factories that must give the same stream
-    too, with another batch size, say.
+    The world sizes must divide the number of lanes. `variants` are other factories that must give
+    the same stream, for example with another batch size.
     """
     reference = [sample.digest for sample in islice(_samples(make, 1, progress), samples)]
-    for which, factory in enumerate([make, *variants]):
+    for number, factory in enumerate([make, *variants]):
         for world_size in [1, *world_sizes]:
             for g, sample in enumerate(islice(_samples(factory, world_size, progress), samples)):
                 if sample.digest != reference[g]:
-                    name = f"variant {which} " if which else ""
+                    name = f"variant {number} " if number else ""
                     raise LawBroken(
-                        f"{name}at world size {world_size}, sample {g} is not the one that was read first, "
+                        f"{name}at world size {world_size}, sample {g} differs from the sample read first, "
                         f"at world size 1; it holds {sample}"
                     )
 
 
 def check_restore_anywhere(make: MakeLoader, *, steps: int, world_size: int = 1, ahead: int = 3) -> None:
-    """Laws 3 and 4: a restore after any step continues as if nothing had happened, also the second time."""
+    """Laws 3 and 4: restored after any step, a loader continues the same, also the second time."""
     for rank in range(world_size):
         loader = make(rank, world_size)
         batches = iter(loader)
@@ -93,19 +95,19 @@ def check_restore_anywhere(make: MakeLoader, *, steps: int, world_size: int = 1,
             seen.append(_rows(next(batches)))
             states.append(_through_json(loader.state_dict()))
         shape = _shape(states[0])
-        once_more = make(rank, world_size)
+        repeated = make(rank, world_size)
         for step in range(steps):
             if _shape(states[step]) != shape:
-                raise LawBroken(f"the state after step {step} has another shape than the first")
+                raise LawBroken(f"the state after step {step} has a different shape than the first")
             restored = make(rank, world_size)
             restored.load_state_dict(states[step])
             if _through_json(restored.state_dict()) != states[step]:
-                raise LawBroken(f"the state after step {step} changes by being restored")
+                raise LawBroken(f"the state after step {step} changes when it is restored")
             if [_rows(batch) for batch in islice(restored, ahead)] != seen[step : step + ahead]:
-                raise LawBroken(f"restored after step {step}, rank {rank} of {world_size} goes on differently")
-            once_more.load_state_dict(_through_json(once_more.state_dict()))
-            if _rows(next(iter(once_more))) != seen[step]:
-                raise LawBroken(f"restoring after every single step, step {step} is different")
+                raise LawBroken(f"restored after step {step}, rank {rank} of {world_size} continues differently")
+            repeated.load_state_dict(_through_json(repeated.state_dict()))
+            if _rows(next(iter(repeated))) != seen[step]:
+                raise LawBroken(f"restored after every single step, step {step} is different")
 
 
 def check_exactly_once(
@@ -116,14 +118,15 @@ def check_exactly_once(
     steps: int = 3,
     epochs: int = 1,
     most_samples: int = 1_000_000,
-    progress: Progress = to_nobody,
+    progress: Progress = no_progress,
     account: "Account | None" = None,
 ) -> int:
-    """Law 2: over a chain of stops and rescales, each document appears exactly once per epoch, whole and in order.
+    """Law 2: over stops and rescales, each document comes exactly once per epoch, whole, in order.
 
-    The run takes `steps` steps at each world size in turn, saves, and goes on at the next, until `epochs`
-    epochs of every source are complete. `stored` holds what must come: see `stored_documents`. Returns the
-    number of samples that it took; `account` is written to, if given.
+    The run takes `steps` steps at each world size in turn, saves, and resumes at the next, until
+    `epochs` epochs of every source are complete. `stored` holds the documents that must come: see
+    `stored_documents`. Returns the number of samples that this took. The samples are recorded in
+    `account`, if given.
     """
     account = Account(stored, epochs, later=False) if account is None else account
     states: list[State] | None = None
@@ -131,7 +134,10 @@ def check_exactly_once(
         if account.samples > most_samples:
             raise Incomplete(
                 f"after {account.samples} samples there are documents that did not come: "
-                + ", ".join(f"{'/'.join(one[:2])}#{one[2]} in epoch {epoch}" for epoch, one in account.missing())
+                + ", ".join(
+                    f"{source}/{shard}#{number} in epoch {epoch}"
+                    for epoch, (source, shard, number) in account.missing()
+                )
             )
         world_size = world_sizes[account.stops % len(world_sizes)]
         loaders = _resumed(make, world_size, states)
@@ -150,15 +156,15 @@ def check_rescaling(
     stored: Stored,
     world_sizes: Sequence[int],
     samples: int,
-    progress: Progress = to_nobody,
+    progress: Progress = no_progress,
     account: "Account | None" = None,
 ) -> int:
-    """Law 2 on the beginning of a run, where no epoch is complete yet.
+    """Law 2 on the start of a run, before any epoch is complete.
 
-    The run takes its share of the samples at each world size in turn, saves, and goes on at the next. Each
-    sample must be the one that an unbroken run has there; all lines of a lane come, one after the other, none
-    of them twice; and no token of a document comes twice in an epoch, or is another than the stored one.
-    Returns the number of samples, which is rounded up to whole steps.
+    The run takes its share of the samples at each world size in turn, saves, and resumes at the
+    next. Each sample must be the sample that an uninterrupted run has in its place; the lines of a
+    lane come in order, none of them twice; and no token of a document comes twice in an epoch, or
+    differs from the stored token. Returns the number of samples, rounded up to whole steps.
     """
     account = Account(stored) if account is None else account
     first = make(0, 1)
@@ -169,7 +175,7 @@ def check_rescaling(
         steps = max(1, -(-samples // (len(world_sizes) * world_size * batch_size)))
         turns = [_turns(lines, range(rank, lanes, world_size), steps * batch_size) for rank in range(world_size)]
         expected.append((world_size, steps, turns))
-    unbroken = [sample.digest for sample in islice(_samples(make, 1, progress), lanes * max(lines))]
+    uninterrupted = [sample.digest for sample in islice(_samples(make, 1, progress), lanes * max(lines))]
     states: list[State] | None = None
     for world_size, steps, turns in expected:
         loaders = _resumed(make, world_size, states)
@@ -179,10 +185,10 @@ def check_rescaling(
             for batch in islice(loader, steps):
                 account.add(batch, where)
                 for sample in _rows(batch):
-                    if sample.digest != unbroken[g := next(due)]:
+                    if sample.digest != uninterrupted[g := next(due)]:
                         raise LawBroken(
-                            f"{where}, after {account.stops} stops: sample {g} was due, and is not the one "
-                            f"of an unbroken run; what came holds {sample}"
+                            f"{where}, after {account.stops} stops: expected sample {g} of an uninterrupted run, "
+                            f"got a sample that holds {sample}"
                         )
                 progress(len(batch["input_ids"]))
         states = _stopped(loaders)
@@ -191,9 +197,9 @@ def check_rescaling(
 
 
 def check_mix_holds(make: MakeLoader, *, weights: Mapping[str, float], samples: int, within: float) -> dict[str, float]:
-    """Law 5: at every prefix of the stream each source has its share of the tokens, give or take `within` tokens.
+    """Law 5: at every prefix of the stream, each source is within `within` tokens of its share.
 
-    Returns the share that each source got in the end.
+    Returns the share of each source at the end.
     """
     total = sum(weights.values())
     got: Counter[str] = Counter()
@@ -204,15 +210,16 @@ def check_mix_holds(make: MakeLoader, *, weights: Mapping[str, float], samples: 
             off = got[source] - weight / total * got.total()
             if abs(off) > within:
                 raise LawBroken(
-                    f"after sample {g}, source {source!r} is {off:+.0f} tokens off its share; allowed are {within:.0f}"
+                    f"after sample {g}, source {source!r} is {off:+.0f} tokens off its share; "
+                    f"at most {within:.0f} are allowed"
                 )
     return {source: got[source] / got.total() for source in weights}
 
 
 def check_stage(stage: Stage, *, items: int = 40, lanes: int = 3, seed: int = 0, ahead: int = 3) -> None:
-    """What a stage must do to be used in a run.
+    """What a run needs of a stage: its state is plain data, and a restore continues the same.
 
-    Restored at any item of any lane, it continues the same, and its state is plain data.
+    The stage is restored before each of the first `items` items of each lane.
 
     >>> check_stage(MyStage(ShardReader("corpus/web")))     # doctest: +SKIP
     """
@@ -224,14 +231,14 @@ def check_stage(stage: Stage, *, items: int = 40, lanes: int = 3, seed: int = 0,
         while len(seen) < items + ahead:
             chunk = iterator.read()
             if not len(chunk):
-                raise LawBroken(f"{type(stage).__name__} gave an empty chunk")
+                raise LawBroken(f"{type(stage).__name__} returned an empty chunk")
             states += [_through_json(iterator.state(taken)) for taken in range(len(chunk))]
             seen += list(chunk)
         shape = _shape(states[0])
         for start in range(items):
             if _shape(states[start]) != shape:
                 raise LawBroken(
-                    f"the state of {type(stage).__name__} before item {start} has another shape than the first"
+                    f"the state of {type(stage).__name__} before item {start} has a different shape than the first"
                 )
             again = _items(stage, lane, states[start])
             for offset in range(ahead):
@@ -243,23 +250,25 @@ def check_stage(stage: Stage, *, items: int = 40, lanes: int = 3, seed: int = 0,
 
 
 class Account:
-    """Which tokens of which documents came, epoch by epoch.
+    """Records which tokens of which documents came, epoch by epoch.
 
-    Raises as soon as a token comes twice in an epoch, or is not the stored one. Documents that are whole take a
-    byte each, so that a corpus of any size can be accounted for.
+    Raises as soon as a token comes twice in an epoch, or differs from the stored token. A document
+    that came whole takes one byte, so that a corpus of any size can be recorded.
     """
 
     def __init__(self, stored: Stored, epochs: int = 0, *, later: bool = True) -> None:
-        self.stored, self.epochs = stored, epochs  # how many must be complete
-        self._later = later  # hold the tokens of later epochs against the stored ones too
+        self.stored, self.epochs = stored, epochs  # the number of epochs that must be complete
+        self._later = later  # compare the tokens of later epochs with the stored tokens too
         self.samples = self.tokens = self.stops = 0
         self.whole: Counter[int] = Counter()  # documents, by epoch
-        self.latest: dict[str, int] = {}  # the last epoch of each source that something came of
+        self.latest: dict[str, int] = {}  # the latest epoch of each source
         self._whole: dict[tuple[str, str, int], bytearray] = defaultdict(bytearray)  # source, shard, epoch
-        self._parts: dict[tuple[Document, int], list[int]] = defaultdict(list)  # where each span starts and stops
+        self._parts: dict[tuple[Document, int], list[int]] = defaultdict(
+            list
+        )  # the start and stop of each span, sorted
 
     def add(self, batch: Mapping[str, Any], where: str = "") -> None:
-        """Note the documents of a batch."""
+        """Record the documents of a batch."""
         for row in range(len(batch["input_ids"])):
             self.samples += 1
             tokens = torch.cat([batch["input_ids"][row], batch["labels"][row, -1:]]).numpy()
@@ -267,12 +276,12 @@ class Account:
                 self._add_line(tokens, batch["provenance"][row], batch["epochs"][row])
             except LawBroken as error:
                 raise LawBroken(
-                    f"{where}{', ' if where else ''}sample number {self.samples - 1} to come: {error}"
+                    f"{where}{', ' if where else ''}sample number {self.samples - 1} in the order of arrival: {error}"
                 ) from None
 
     @property
     def begun(self) -> int:
-        """Documents of which something came, but not all, or not all yet."""
+        """The number of documents that came in part, so far."""
         return len(self._parts)
 
     def is_complete(self) -> bool:
@@ -280,9 +289,11 @@ class Account:
         return all(self.whole[epoch] == len(self.stored) for epoch in range(self.epochs))
 
     def missing(self, most: int = 3) -> list[tuple[int, Document]]:
-        """Some documents that did not come whole, with the epoch."""
-        each = ((epoch, document) for epoch in range(self.epochs) for document in self.stored)
-        return list(islice((one for one in each if not self._is_whole(one[1], one[0])), most))
+        """The first documents that did not come whole, each with the epoch."""
+        expected = ((epoch, document) for epoch in range(self.epochs) for document in self.stored)
+        return list(
+            islice(((epoch, document) for epoch, document in expected if not self._is_whole(document, epoch)), most)
+        )
 
     def _add_line(self, tokens: npt.NDArray[np.int64], spans: Sequence[Span], epochs: Sequence[int]) -> None:
         known = len(tokens) - (int(tokens[-1]) == -100)
@@ -292,14 +303,14 @@ class Account:
             self.tokens += span.stop - span.start
             self.latest[span.source] = max(epoch, self.latest.get(span.source, 0))
             if epoch >= self.epochs and not self._later:
-                self._note(document, epoch, span, None)
+                self._record(document, epoch, span, None)
                 place, slack = place + span.stop - span.start, slack + INSERTED_BETWEEN
                 continue
             try:
                 stored = self.stored[document]
             except KeyError:
                 raise LawBroken(f"{_named(span)} of epoch {epoch} should not have come") from None
-            self._note(document, epoch, span, stored)
+            self._record(document, epoch, span, stored)
             expected = stored[span.start : span.stop]
             for begin in range(place, place + slack + 1):
                 end = min(begin + len(expected), known)
@@ -307,9 +318,9 @@ class Account:
                     place, slack = begin + len(expected), INSERTED_BETWEEN
                     break
             else:
-                raise LawBroken(f"the tokens of {_named(span)} are not what is stored there")
+                raise LawBroken(f"the tokens of {_named(span)} are not the stored tokens")
 
-    def _note(self, document: Document, epoch: int, span: Span, stored: npt.NDArray[np.int64] | None) -> None:
+    def _record(self, document: Document, epoch: int, span: Span, stored: npt.NDArray[np.int64] | None) -> None:
         edges = self._parts[document, epoch]
         before = bisect_right(edges, span.start)
         if self._is_whole(document, epoch) or before % 2 or bisect_left(edges, span.stop) != before:
@@ -320,7 +331,7 @@ class Account:
         kept = np.flatnonzero(stored >= 0)
         if edges[0] < kept[0] or edges[-1] > kept[-1] + 1:
             raise LawBroken(
-                f"{_named(span)} is more than the tokens {kept[0]} to {kept[-1] + 1} that should come of it"
+                f"{_named(span)} exceeds the tokens of the document that should come, {kept[0]}:{kept[-1] + 1}"
             )
         if sum(edges[1::2]) - sum(edges[::2]) == kept[-1] + 1 - kept[0]:
             del self._parts[document, epoch]
@@ -335,9 +346,9 @@ class Account:
 
 
 class StoredDocuments(Mapping[Document, npt.NDArray[np.int64]]):
-    """All documents that an epoch must bring, read in the plainest way there is, each when it is asked for.
+    """All documents that an epoch must contain, read with plain pyarrow, each when it is requested.
 
-    Tokens that are stripped are -1.
+    Stripped tokens are -1.
 
     >>> StoredDocuments({"web": "corpus/web"})["web", "part-0.arrow", 17]     # doctest: +SKIP
     array([ 10, 522,  73])
@@ -374,8 +385,8 @@ class StoredDocuments(Mapping[Document, npt.NDArray[np.int64]]):
         for source, folder in self._folders.items():
             for name in folder.names((".arrow",)):
                 shard = _PlainShard(folder / name, self._column)
-                each = ((source, name, number) for number in range(shard.documents))
-                yield from (document for document in each if document in self)
+                documents = ((source, name, number) for number in range(shard.documents))
+                yield from (document for document in documents if document in self)
 
     def __len__(self) -> int:
         return self._count
@@ -393,7 +404,7 @@ def stored_documents(
     column: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> dict[Document, npt.NDArray[np.int64]]:
-    """The same, all of them in memory."""
+    """All documents that an epoch must contain, in memory. See `StoredDocuments`."""
     return dict(
         StoredDocuments(sources, strip=strip, min_length=min_length, column=column, storage_options=storage_options)
     )
@@ -437,7 +448,7 @@ def _open_remote(path: Location) -> io.BufferedReader:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file that is not local, read where it is asked for."""
+    """A remote file, read in the ranges that are requested."""
 
     def __init__(self, path: Location) -> None:
         self._connection, self._path = path.connection, path.path
@@ -466,7 +477,7 @@ class _RemoteFile(io.RawIOBase):
 
 
 class _Sample(NamedTuple):
-    """What a sample holds, in a form that can be compared, and where it comes from."""
+    """A digest of a sample's fields, and the documents in it."""
 
     digest: bytes
     spans: Sequence[Span]
@@ -475,7 +486,7 @@ class _Sample(NamedTuple):
         return ", ".join(map(_named, self.spans[:3])) + (" and more" if len(self.spans) > 3 else "") or "a sample"
 
 
-def _samples(make: MakeLoader, world_size: int, progress: Progress = to_nobody) -> Iterator[_Sample]:
+def _samples(make: MakeLoader, world_size: int, progress: Progress = no_progress) -> Iterator[_Sample]:
     """The samples of all ranks in canonical order."""
     ranks = [_each(_rows(batch) for batch in make(rank, world_size)) for rank in range(world_size)]
     while True:
@@ -490,17 +501,17 @@ def _each(batches: Iterable[Iterable[_Sample]]) -> Iterator[_Sample]:
 
 
 def _rows(batch: Mapping[str, Any]) -> list[_Sample]:
-    """What each row of a batch holds."""
+    """The samples of a batch."""
     spans = batch.get("provenance") or [()] * len(batch["input_ids"])
     hashes = [hashlib.blake2b(digest_size=16) for _ in spans]
     for name, values in sorted(row_fields(batch).items()):
         for row, value in zip(hashes, values, strict=True):
             row.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else f"{name}{value}".encode())
-    return [_Sample(row.digest(), some) for row, some in zip(hashes, spans, strict=True)]
+    return [_Sample(row.digest(), row_spans) for row, row_spans in zip(hashes, spans, strict=True)]
 
 
 def row_fields(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a batch that have an entry for each row: those that don't depend on what else is in the batch."""
+    """The fields with an entry for each row of a batch, which don't depend on the other rows."""
     rows = len(batch["provenance"] if "provenance" in batch else batch["input_ids"])
     return {
         name: values
@@ -509,9 +520,9 @@ def row_fields(batch: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _turns(lines: list[int], mine: Iterable[int], count: int) -> list[int]:
-    """The samples that a rank must hand out next, of lanes of which so many lines were taken."""
-    due = [(lines[lane], lane) for lane in mine]
+def _turns(lines: list[int], lanes: Iterable[int], count: int) -> list[int]:
+    """The samples that a rank must hand out next. `lines` counts the lines taken from each lane."""
+    due = [(lines[lane], lane) for lane in lanes]
     heapq.heapify(due)
     samples = []
     for _ in range(count):

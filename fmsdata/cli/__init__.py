@@ -1,1 +1,1 @@
-"""The command line, one file for each command."""
+"""The command line: one file for each command, and beside it what the command reports."""

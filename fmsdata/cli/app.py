@@ -1,60 +1,76 @@
-"""The command line: `fmsdata --help`."""
+"""The command line: `fmsdata --help`.
+
+`COMMANDS` lists every command with its summary. The function of command `x` is `x` in
+`fmsdata.cli.x`, which is imported when the command is used: help and a mistyped name answer without
+loading torch.
+"""
 
 import sys
 import warnings
-from pathlib import Path
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from typer.core import TyperCommand
 
 from fmsdata import __version__
-from fmsdata.cli.audit import audit
-from fmsdata.cli.bench import bench
-from fmsdata.cli.demo import run_demo
-from fmsdata.cli.index import index
-from fmsdata.cli.plan import plan
-from fmsdata.cli.preview import preview
-from fmsdata.cli.schema import schema
-from fmsdata.cli.trace import trace
 from fmsdata.errors import FmsdataError
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    # Plain text in a pipe, wide enough for the commands' first sentences.
-    rich_markup_mode="markdown" if sys.stdout.isatty() else None,
-    context_settings={} if sys.stdout.isatty() else {"terminal_width": 160},
-)
+COMMANDS = {  # in the order of --help; each summary is the first line of the function's docstring
+    "demo": "Build a small corpus, stream it, stop, rescale, and show that the stream stays the same.",
+    "plan": "Show the pipeline, the mix, how often each source will be read, and what to look out for.",
+    "preview": "Show the first batches: the documents in each row, and where they come from.",
+    "bench": "Measure tokens per second, time to the first batch, time spent waiting, and memory.",
+    "audit": "Prove on your own data that the stream is the same at any scale, no token lost or repeated.",
+    "trace": "Show the documents of a step (--step), or the steps that read a document (--document).",
+    "index": "Count documents and tokens of every shard below a folder, and write FOLDER/meta/counts.csv.",
+    "schema": "Print the JSON schema of the configuration, for completion and checks in an editor.",
+}
+IN_TERMINAL = sys.stdout.isatty()
+STYLE: dict[str, Any] = {  # plain text in a pipe, wide enough for the summaries
+    "add_completion": False,
+    "rich_markup_mode": "markdown" if IN_TERMINAL else None,
+    "context_settings": {} if IN_TERMINAL else {"terminal_width": 160},
+}
 
 
-def _tell_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"fmsdata {__version__}")
         raise typer.Exit
 
 
-@app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Tell the version.", callback=_tell_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """One canonical stream of training samples, the same on any number of GPUs."""
 
 
-def demo(
-    folder: Annotated[
-        Path | None, typer.Option(help="Keep the demo's corpus in this folder; by default it is made anew and removed.")
-    ] = None,
-) -> None:
-    """Build a small corpus, stream it on several simulated ranks, stop, rescale, and show that nothing changed."""
-    run_demo(folder, Console())
+class LazyCommand(TyperCommand):
+    """A command that is known by name and summary, and imported when it is used."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """The context of the real command, which then runs instead."""
+        return load(str(self.name)).make_context(*args, **options)
 
 
-for command in (demo, plan, preview, bench, audit, trace, index, schema):  # as --help lists them
-    app.command()(command)
+def load(name: str) -> Any:
+    """The real command of this name."""
+    alone = typer.Typer(**STYLE)
+    alone.command(name)(getattr(import_module(f"fmsdata.cli.{name}"), name))
+    return typer.main.get_command(alone)
+
+
+def command_line() -> Any:
+    """All commands, not yet imported."""
+    app = typer.Typer(no_args_is_help=True, **STYLE)
+    app.callback()(options)
+    group: Any = typer.main.get_command(app)
+    for name, summary in COMMANDS.items():
+        group.add_command(LazyCommand(name, help=summary))
+    return group
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -62,16 +78,13 @@ def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def main() -> None:
-    """Run a command. What a user can cause ends in one line on stderr, not in a traceback."""
+    """Run a command. An error that a user can cause is one line on stderr, not a traceback."""
     warnings.showwarning = _warn
     try:
-        app(standalone_mode=True)
-    except FmsdataError as error:
-        print(f"error: {error}", file=sys.stderr)
+        command_line()()
+    except BrokenPipeError:  # the reader of the pipe closed it, such as `head`
         sys.exit(1)
-    except BrokenPipeError:  # whoever read it has seen enough
-        sys.exit(1)
-    except OSError as error:
+    except (FmsdataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:

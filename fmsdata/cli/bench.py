@@ -1,4 +1,4 @@
-"""`fmsdata bench`: how fast a configuration reads here, and whether a trainer would have to wait for it."""
+"""`fmsdata bench`: how fast a configuration reads here, and whether a trainer would wait for it."""
 
 import multiprocessing
 import resource
@@ -7,12 +7,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from fmsdata.cli.common import (
     AsJson,
@@ -21,51 +19,60 @@ from fmsdata.cli.common import (
     Rank,
     WorldSize,
     console,
+    counted,
     live,
     parse_overrides,
     print_json,
     without_checkpoint,
 )
-from fmsdata.config.build import build_data, make_loader
-from fmsdata.config.read import read_config
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SECONDS = 10.0
-INTERVAL_SECONDS = 0.1  # timings on shared machines are noisy: the median of such intervals counts
-COPY_SECONDS, COPY_BYTES = 0.5, 1 << 28  # more than caches hold
+INTERVAL_SECONDS = 0.1  # timings on shared machines are noisy: the report shows the median of such intervals
+COPY_SECONDS, COPY_BYTES = 0.5, 1 << 28  # more than the caches of a CPU hold
 MEGABYTE = 1e6
 
 
 def bench(
     config: ConfigFile,
     overrides: Overrides = None,
-    seconds: Annotated[float | None, typer.Option(help="Measure for so long.", show_default=f"{SECONDS:.0f}")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="The duration of the measurement.", show_default=f"{SECONDS:.0f}")
+    ] = None,
     batches: Annotated[
-        int | None, typer.Option(min=1, help="Measure so many batches instead.", show_default=False)
+        int | None, typer.Option(min=1, help="Measure this many batches instead.", show_default=False)
     ] = None,
     step_seconds: Annotated[
-        float, typer.Option(help="Pretend that a training step takes so long, to see whether the loader keeps up.")
+        float, typer.Option(help="Simulate training steps of this duration, to see whether the loader keeps up.")
     ] = 0.0,
     rank: Rank = 0,
     world_size: WorldSize = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Measure tokens per second, the time to the first batch, waiting and memory.
+    """Measure tokens per second, time to the first batch, time spent waiting, and memory.
 
-    One rank reads as the configuration says, from the start of the stream; the run's checkpoints are neither read
-    nor written. Its speed is held against a plain copy of batches of the same size in memory, measured right after it.
+    One rank reads with the settings of the configuration, from the start of the stream; the run's
+    checkpoints are neither read nor written. Its speed is compared with a plain copy of batches of
+    the same size in memory, measured right after.
 
     Example: fmsdata bench run.yaml --seconds 30 --step-seconds 0.25 loader.num_workers=2
     """
     if seconds is not None and batches is not None:
-        raise typer.BadParameter("--seconds and --batches: give one of them")
+        raise typer.BadParameter("--seconds and --batches: give only one of them")
     limit = SECONDS if seconds is None else seconds
     if not 0 < limit < 1e9 or not 0 <= step_seconds < 1e6:
-        raise typer.BadParameter(f"--seconds is {limit:g} and --step-seconds is {step_seconds:g}; both are durations")
+        raise typer.BadParameter(
+            f"--seconds is {limit:g} and --step-seconds is {step_seconds:g}; both must be durations"
+        )
+    from fmsdata.config.build import build_data, make_loader
+    from fmsdata.config.read import read_config
+
     before = _peak_memory()
     began = time.perf_counter()
-    told = read_config(config, without_checkpoint(parse_overrides(overrides)))
-    data = build_data(told)
-    loader = make_loader(told, data, rank=rank, world_size=world_size)
+    parsed = read_config(config, without_checkpoint(parse_overrides(overrides)))
+    loader = make_loader(parsed, build_data(parsed), rank=rank, world_size=world_size)
     built = time.perf_counter()
     try:
         stream = iter(loader)
@@ -75,7 +82,7 @@ def bench(
         memory = {"before": before, "this process": _peak_memory(), "workers": _workers_memory()}
     finally:
         loader.close()
-    tokens = told.loader.batch_size * told.pack.seq_len
+    tokens = parsed.loader.batch_size * parsed.pack.seq_len
     copy = _copy_speed(tokens)
     speed = _speed(waits, ends, tokens)
     report = {
@@ -94,22 +101,22 @@ def bench(
     if as_json:
         print_json(report)
     else:
-        _show(report, console())
+        _print(report, console())
 
 
 def _measure(
     stream: Iterator[Any], seconds: float | None, batches: int | None, step_seconds: float
 ) -> tuple[list[float], list[float]]:
-    """How long each batch was waited for, and when each step ended, counted from the first wait."""
+    """How long each batch took to arrive, and when each step ended, both in seconds."""
     waits: list[float] = []
     ends: list[float] = []
     shown, begin = 0.0, time.perf_counter()
     with live() as progress:
         bar = progress.add_task("measuring", total=seconds or batches, note="")
         while (ends[-1] < seconds if ends else True) if seconds is not None else len(ends) < (batches or 0):
-            asked = time.perf_counter()
+            requested = time.perf_counter()
             next(stream)
-            waits.append(time.perf_counter() - asked)
+            waits.append(time.perf_counter() - requested)
             if step_seconds:
                 time.sleep(step_seconds)
             ends.append(time.perf_counter() - begin)
@@ -148,26 +155,26 @@ def _speed(waits: list[float], ends: list[float], tokens: int) -> dict[str, Any]
 
 
 def _copy_speed(tokens: int) -> float:
-    """Tokens per second of one copy per batch, from one large array of int64 in memory into a new one."""
+    """Tokens per second of one copy per batch, from a large int64 array into a new one."""
     copies = max(2, COPY_BYTES // (8 * tokens))
     source = np.ones((copies, tokens), np.int64)
     speeds: list[float] = []
     stop = time.perf_counter() + COPY_SECONDS
     while not speeds or time.perf_counter() < stop:
         begin = time.perf_counter()
-        for one in source:
-            one.copy()
+        for batch in source:
+            batch.copy()
         speeds.append(copies * tokens / (time.perf_counter() - begin))
     return median(speeds)
 
 
 def _peak_memory() -> int:
-    """The most memory that this process had resident so far, in bytes."""
+    """The peak resident memory of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _workers_memory() -> list[int] | None:
-    """The same of each worker process, where the system tells it of others."""
+    """The peak resident memory of each worker process; None if the system does not report it."""
     peaks = []
     for child in multiprocessing.active_children():
         try:
@@ -178,14 +185,16 @@ def _workers_memory() -> list[int] | None:
     return peaks
 
 
-def _show(report: dict[str, Any], out: Console) -> None:
+def _print(report: dict[str, Any], out: "Console") -> None:
+    from rich.table import Table
+
     speed, waited, memory = (
         report[name] for name in ("tokens_per_second", "seconds_waited_per_step", "peak_memory_bytes")
     )
     steps = report["step_seconds"]
     out.print(
-        f"rank {report['rank']} of {report['world_size']}, {report['workers']} workers: {report['batches']:,} batches "
-        f"of {report['tokens_per_batch']:,} tokens in {report['seconds']:.1f} s",
+        f"rank {report['rank']} of {report['world_size']}, {counted(report['workers'], 'worker')}: "
+        f"{report['batches']:,} batches of {report['tokens_per_batch']:,} tokens in {report['seconds']:.1f} s",
         style="bold",
     )
     table = Table.grid(padding=(0, 2))
@@ -193,18 +202,18 @@ def _show(report: dict[str, Any], out: Console) -> None:
     table.add_column(no_wrap=True, justify="right", style="bold")
     table.add_column(style="dim")
 
-    def megabytes(some: int) -> str:
-        return f"{some / MEGABYTE:,.0f} MB"
+    def megabytes(size: int) -> str:
+        return f"{size / MEGABYTE:,.0f} MB"
 
     table.add_row(
         "tokens per second",
         f"{speed['median']:,.0f}",
-        f"median of {report['intervals']} intervals, {speed['slowest']:,.0f} to {speed['fastest']:,.0f}; "
+        f"median of {counted(report['intervals'], 'interval')}, {speed['slowest']:,.0f} to {speed['fastest']:,.0f}; "
         f"{speed['overall']:,.0f} overall",
     )
-    copy = f"{report['copy_tokens_per_second']:,.0f} tokens per second, one int64 array a batch"
+    copy = f"{report['copy_tokens_per_second']:,.0f} tokens per second, one int64 array per batch"
     if steps:
-        table.add_row("a plain copy", "", f"{copy}; not compared, as the steps set the pace")
+        table.add_row("plain copy", "", f"{copy}; not compared, as the steps set the pace")
     else:
         table.add_row("of a plain copy", f"{report['share_of_copy']:.1%}", copy)
     table.add_row(
@@ -218,20 +227,22 @@ def _show(report: dict[str, Any], out: Console) -> None:
         f"median; 99% below {1000 * waited['99th percentile']:.2f} ms, longest {1000 * waited['longest']:.2f} ms",
     )
     table.add_row(
-        "waited in all",
+        "waited in total",
         f"{report['share_of_time_waited']:.1%}",
-        f"of the time, with steps of {steps:g} s" if steps else "of the time, as nothing trains; see --step-seconds",
+        f"of the time, with steps of {steps:g} s"
+        if steps
+        else "of the time, as there is no training; see --step-seconds",
     )
     table.add_row(
         "peak memory",
         megabytes(memory["this process"]),
-        f"resident in this process, mapped shards included; {megabytes(memory['before'])} before it read anything",
+        f"resident in this process, including mapped shards; {megabytes(memory['before'])} before reading",
     )
     if report["workers"]:
         workers = memory["workers"]
         table.add_row(
-            "of the workers",
+            "memory of workers",
             "unknown" if workers is None else megabytes(sum(workers)),
-            "this system does not tell" if workers is None else "all of them, what they share counted in each",
+            "not reported by this system" if workers is None else "in total; memory they share counts for each",
         )
     out.print(table)

@@ -1,24 +1,32 @@
-"""What the commands share: their arguments, and how they speak."""
+"""What the commands share: arguments, and how reports, progress and numbers are printed.
+
+Modules of commands import only light things at the top, and rich, torch and the like where they are
+used: a wrong option and `--help` of a command answer at once.
+"""
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
 
-from fmsdata.config.overrides import parse_override, with_override
-from fmsdata.config.yaml_file import Node, fill_in, merge, read_value, tree
 from fmsdata.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 PIPE_WIDTH = 240
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file of the run.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Values to use instead, such as loader.batch_size=4.", show_default=False),
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Values that replace those in the file, such as loader.batch_size=4.",
+        show_default=False,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 StorageOptions = Annotated[
@@ -28,51 +36,60 @@ StorageOptions = Annotated[
         "-o",
         metavar="KEY=VALUE",
         help="An option for the filesystem, such as anon=true or client_kwargs.endpoint_url=http://host; or all of "
-        "them as JSON or YAML. ${env:VAR} is what the environment says.",
+        "them as JSON or YAML. ${env:VAR} is replaced by the environment variable VAR.",
         show_default=False,
     ),
 ]
 Rank = Annotated[int, typer.Option(help="The data-parallel rank to look at.")]
-WorldSize = Annotated[int, typer.Option(help="How many data-parallel ranks there are.")]
+WorldSize = Annotated[int, typer.Option(help="The number of data-parallel ranks.")]
 
 
 def parse_overrides(given: list[str] | None) -> dict[str, Any]:
-    """Overrides as they are written on the command line, values being YAML.
+    """Overrides as written on the command line. Values are YAML.
 
     >>> parse_overrides(["loader.batch_size=4", "documents.strip=[0, 1]"])
     {'loader.batch_size': 4, 'documents.strip': [0, 1]}
     """
-    return dict(parse_override(one) for one in given or [])
+    from fmsdata.config.overrides import parse_override
+
+    return dict(parse_override(text) for text in given or [])
 
 
 def parse_storage_options(given: list[str] | None) -> dict[str, Any]:
-    """Options for a filesystem as they are written on the command line.
+    """Options for a filesystem as written on the command line.
 
     >>> parse_storage_options(["anon=true", "client_kwargs.endpoint_url=http://127.0.0.1:9000"])
     {'anon': True, 'client_kwargs': {'endpoint_url': 'http://127.0.0.1:9000'}}
     >>> parse_storage_options(['{"anon": true}'])
     {'anon': True}
     """
-    problems: list[str] = []
+    if not given:
+        return {}
+    from fmsdata.config.overrides import with_override
+    from fmsdata.config.problems import Place, Problem, config_error
+    from fmsdata.config.yaml_file import Node, fill_in, merge, read_value, tree
+
+    place = Place("--storage-options")
+    problems: list[Problem] = []
     options = Node({})
-    for text in given or []:
+    for text in given:
         key, separator, value = ("", "=", text) if text.lstrip().startswith("{") else text.partition("=")
         try:
-            node = tree(read_value(value), "--storage-options", problems)
+            node = tree(read_value(value), place, problems)
         except ConfigError:  # without the value, which may be a secret
-            raise ConfigError(f"--storage-options: what is given{f' for {key!r}' * bool(key)} is not YAML") from None
+            raise ConfigError(f"--storage-options: the value{f' of {key!r}' * bool(key)} is not YAML") from None
         if not separator or not (key or isinstance(node.value, dict)):
             raise ConfigError("--storage-options: write KEY=VALUE, such as anon=true, or all options as JSON")
         options = with_override(options, key, node) if key else merge(options, node)
     options = fill_in(options, problems, as_text=True, name="storage_options")
     if problems:
-        raise ConfigError(problems[0])
+        raise config_error(problems[:1])
     plain: dict[str, Any] = options.plain()
     return plain
 
 
 def without_checkpoint(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The same overrides for a command that neither goes on from the run's checkpoints nor adds to them.
+    """The same overrides for a command that neither reads nor writes the run's checkpoints.
 
     >>> without_checkpoint({"seed": 1, "checkpoint.every": 10})
     {'seed': 1, 'checkpoint': None}
@@ -81,13 +98,18 @@ def without_checkpoint(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return {**others, "checkpoint": None}
 
 
-def console() -> Console:
-    """Where reports go: tables and colours in a terminal, plain text in a pipe, wide enough for any row."""
+def console() -> "Console":
+    """Where reports go: colours in a terminal, plain text in a pipe, wide enough for any row."""
+    from rich.console import Console
+
     return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
-def live() -> Progress:
-    """Where progress is shown: on stderr, if that is a terminal. A task's field `note` is shown beside it."""
+def live() -> "Progress":
+    """A progress bar on stderr, if that is a terminal. A task's `note` is shown beside its bar."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
+
     stderr = Console(stderr=True)
     columns = "{task.description}", BarColumn(), TaskProgressColumn(), "{task.fields[note]}", TimeRemainingColumn()
     return Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
@@ -95,4 +117,34 @@ def live() -> Progress:
 
 def print_json(report: Any, indent: int | None = 2) -> None:
     """A report for programs."""
-    print(json.dumps(report, indent=indent), flush=True)  # here, where a closed pipe is no surprise
+    print(json.dumps(report, indent=indent), flush=True)  # flushed here, where a closed pipe is handled
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "token"), counted(4_096, "token")
+    ('1 token', '4,096 tokens')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(items: Sequence[object], last: str = ", ") -> str:
+    """Items in a sentence.
+
+    >>> listed([1, 2, 8]), listed([1, 2, 8], " and ")
+    ('1, 2, 8', '1, 2 and 8')
+    """
+    return last.join(filter(None, [", ".join(map(str, items[:-1])), str(items[-1])]))
+
+
+def short(number: float) -> str:
+    """A number in few characters.
+
+    >>> short(3_957_854), short(812), short(1.5e12)
+    ('3.96M', '812', '1.5T')
+    """
+    for letter, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 0.9995 * size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.0f}"

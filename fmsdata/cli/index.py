@@ -1,13 +1,10 @@
-"""TODO."""
+"""`fmsdata index`: count a corpus once, so that no run has to."""
 
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fmsdata.cli.common import StorageOptions, parse_storage_options
-from fmsdata.corpus.index import write_index
-from fmsdata.storage.location import Location
 
 
 def index(
@@ -15,9 +12,11 @@ def index(
     column: Annotated[str | None, typer.Option(help="The column that holds the tokens.")] = None,
     storage_options: StorageOptions = None,
 ) -> None:
-    """Count the documents and tokens of every shard below a folder, and keep the counts in FOLDER/meta/counts.csv.
+    """Count documents and tokens of every shard below a folder, and write FOLDER/meta/counts.csv.
 
     Example: fmsdata index s3://bucket/corpus -o anon=true
     """
-    written = write_index(Location(folder, parse_storage_options(storage_options)), column)
-    Console().print(f"wrote {written}", soft_wrap=True, markup=False)
+    from fmsdata.corpus.index import write_index
+    from fmsdata.storage.location import Location
+
+    print(f"wrote {write_index(Location(folder, parse_storage_options(storage_options)), column)}", flush=True)

@@ -1,9 +1,10 @@
-"""`fmsdata schema`: what may stand in a configuration, for editors."""
+"""`fmsdata schema`: which keys a configuration may have, for editors."""
 
 from fmsdata.cli.common import print_json
-from fmsdata.config.sections import Config
 
 
 def schema() -> None:
-    """Print the JSON schema of the configuration, so that an editor can complete and check it as you write."""
+    """Print the JSON schema of the configuration, for completion and checks in an editor."""
+    from fmsdata.config.sections import Config
+
     print_json(Config.model_json_schema())

@@ -1,1 +1,1 @@
-"""Drop-ins: the calls of other projects, on top of this one."""
+"""Drop-in replacements for the loaders of other projects."""

@@ -1,7 +1,7 @@
-"""The data loader of fms-fsdp, by its own calls and its own config object. A user changes one import.
+"""A drop-in replacement for the data loader of fms-fsdp: users change one import.
 
-Corpus, config fields and batches are the same. Order, state and checkpoints are those of this project: exact at any
-world size and number of workers. `logical_shards` are the lanes.
+Corpus, config fields and batches are the same. Order, state and checkpoints are those of this
+project: exact at any world size and number of workers. `logical_shards` is the number of lanes.
 """
 
 import json
@@ -28,22 +28,22 @@ from fmsdata.stages.mixture import Mixture
 from fmsdata.stages.pack import Pack
 from fmsdata.stages.shard_reader import ShardReader
 from fmsdata.stages.shuffle import Shuffle
-from fmsdata.storage.location import Folder, Location
+from fmsdata.storage.location import Location
 from fmsdata.tasks.base import IGNORED
 from fmsdata.tasks.batch import Batch
 
 Function: TypeAlias = Callable[[Any], Any]
-SHORTEST = 3  # tokens of a document with its delimiters; shorter ones are skipped
-SHUFFLED = 10_000  # lines that are shuffled together, spread over the lanes ...
-WINDOW = 256  # ... but at least so many in each
-LOADER = "fmsdata-loader"  # our folder, beside the `checkpoints` that the trainer takes for its own
+SHORTEST = 3  # tokens of a document with its delimiters; shorter documents are skipped
+SHUFFLED = 10_000  # lines that are shuffled together, over all lanes ...
+WINDOW = 256  # ... but at least this many per lane
+LOADER = "fmsdata-loader"  # the folder of the loader's checkpoints, beside the trainer's `checkpoints`
 LARGEST = np.iinfo(np.int32).max
 MODEL = re.compile(r"step_(0|[1-9][0-9]*)_ckp")
 PICKLED = re.compile(r"loader_state_[0-9]+\.pth")
 
 
 def causal_lm(data_seq: Any, prompt_len: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """A line as input and label: the label is one token further on, and -100 at its first `prompt_len` places.
+    """Input and label of a line: the label is one token ahead, its first `prompt_len` tokens -100.
 
     >>> causal_lm([5, 6, 7, 8])
     (tensor([5, 6, 7], dtype=torch.int32), tensor([-100,    7,    8], dtype=torch.int32))
@@ -55,7 +55,7 @@ def causal_lm(data_seq: Any, prompt_len: int = 1) -> tuple[torch.Tensor, torch.T
 
 
 def parse_data_args(datas: Any, weights: Any) -> tuple[list[str], list[float]]:
-    """Datasets and weights as lists, from lists, strings with commas, or single values.
+    """Datasets and weights as lists, from lists, comma-separated strings, or single values.
 
     >>> parse_data_args("web, lang=en/dataset=wiki", "7725,500")
     (['web', 'lang=en/dataset=wiki'], [7725.0, 500.0])
@@ -70,52 +70,52 @@ def parse_data_args(datas: Any, weights: Any) -> tuple[list[str], list[float]]:
 def get_data_loader(cfg: Any, rank: int, world_size: int, postprocess: Sequence[Function] = (causal_lm,)) -> Any:
     """The batches of one rank, endlessly: `(input, label)`, int32, `(batch_size, seq_length)`.
 
-    `cfg` is any object with the fields of fms-fsdp's train_config. The functions of `postprocess` are applied, in
-    order, to each line, a tensor of `seq_length` tokens, or one more if `causal_lm` is among them. With
-    `use_dummy_dataset` it is the dummy loader.
+    `cfg` is any object with the fields of fms-fsdp's train_config. The functions of `postprocess`
+    are applied, in order, to each line: a tensor of `seq_length` tokens, plus one if `causal_lm` is
+    among them. With `use_dummy_dataset`, this is the dummy loader.
 
     >>> loader = get_data_loader(cfg, rank, world_size)     # doctest: +SKIP
     >>> for input, label in loader:                         # doctest: +SKIP
     ...     loss = cross_entropy(model(input), label)
     """
-    told = _Settings.of(cfg)
-    if told.use_dummy_dataset:
+    settings = _Settings.of(cfg)
+    if settings.use_dummy_dataset:
         return get_dummy_loader(cfg, rank, world_size)
     task = PostProcess(postprocess)
-    data = _data(told, whole("seq_length", told.seq_length, least=1) + task.extra_tokens)
+    data = _data(settings, whole("seq_length", settings.seq_length, least=1) + task.extra_tokens)
     if data.lanes < whole("world_size", world_size):
         raise ConfigError(
             f"logical_shards is {data.lanes}, less than the world size {world_size}: some ranks would have nothing to "
             "read; use fewer ranks, or start the run with more logical_shards"
         )
-    save_path = _path("ckpt_save_path", told.ckpt_save_path)
-    every = whole("checkpoint_interval", told.checkpoint_interval, least=1)
+    save_path = _path("ckpt_save_path", settings.ckpt_save_path)
+    every = whole("checkpoint_interval", settings.checkpoint_interval, least=1)
     loader = Loader(
         data,
-        batch_size=told.batch_size,
-        num_workers=told.num_workers,
+        batch_size=settings.batch_size,
+        num_workers=settings.num_workers,
         rank=rank,
         world_size=world_size,
         task=task,
         checkpoint=Checkpoints(f"{save_path}/{LOADER}", every=every, keep=None),
     )
-    load_path = _path("ckpt_load_path", told.ckpt_load_path) if told.resuming_dataset else save_path
-    _go_on(loader, load_path, save_path)
+    load_path = _path("ckpt_load_path", settings.ckpt_load_path) if settings.resuming_dataset else save_path
+    _resume(loader, load_path, save_path)
     return loader
 
 
 def get_dummy_loader(cfg: Any, rank: int, world_size: int) -> "DataLoader[Any]":  # noqa: ARG001
-    """Numbers that count up to `vocab_size` over and over, in place of data: the same on every rank."""
-    told = _Settings.of(cfg)
+    """Numbers that count up to `vocab_size` again and again: the same on every rank."""
+    settings = _Settings.of(cfg)
     counter = _Counter(
-        whole("seq_length", told.seq_length, least=1),
-        whole("vocab_size", told.vocab_size, least=1),
+        whole("seq_length", settings.seq_length, least=1),
+        whole("vocab_size", settings.vocab_size, least=1),
     )
-    return DataLoader(counter, batch_size=whole("batch_size", told.batch_size, least=1))
+    return DataLoader(counter, batch_size=whole("batch_size", settings.batch_size, least=1))
 
 
 class Loader(StatefulDataLoader):
-    """A StatefulDataLoader with batches as fms-fsdp has them, and the calls that its Checkpointer makes."""
+    """A StatefulDataLoader with fms-fsdp's batches, and the methods that its Checkpointer calls."""
 
     def __iter__(self) -> Iterator[Any]:
         for made in super().__iter__():
@@ -127,16 +127,16 @@ class Loader(StatefulDataLoader):
         return self
 
     def save_to_path(self, path: str) -> None:  # noqa: ARG002
-        """Save now. Not in the given folder, which is the model's, but where the loader always saves itself."""
+        """Save now, not in the given folder, which is the model's, but in the loader's own."""
         self.save()
 
     def load_from_path(self, path: str) -> None:
-        """Nothing is left to do: the loader went on from its newest checkpoint when it was made."""
+        """Nothing to do: the loader resumed from its newest checkpoint when it was created."""
 
 
 @dataclass(frozen=True)
 class PostProcess:
-    """A task that applies functions to each line, one behind the other."""
+    """A task that applies functions to each line, one after the other."""
 
     functions: Sequence[Function]
     needs_lines: bool = False
@@ -155,8 +155,8 @@ class PostProcess:
         lines = torch.from_numpy(batch.tokens.astype(np.int32))
         if list(self.functions) == [causal_lm]:  # all lines at once: it works on the first dimension
             return {"batch": tuple(part.T.contiguous() for part in causal_lm(lines.T))}
-        made = default_collate([self._apply(line) for line in lines])
-        return {"batch": tuple(made) if isinstance(made, list) else made}
+        batched = default_collate([self._apply(line) for line in lines])
+        return {"batch": tuple(batched) if isinstance(batched, list) else batched}
 
     def _apply(self, line: Any) -> Any:
         for function in self.functions:
@@ -166,7 +166,7 @@ class PostProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
-    """The fields of the config that matter here, with the defaults that they have there."""
+    """The fields of the config that are used here, with the defaults of fms-fsdp."""
 
     data_path: Any = None
     datasets: Any = None
@@ -207,94 +207,94 @@ class _Counter(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
             yield line, line
 
 
-def _data(told: _Settings, line_length: int) -> Rescalable:
+def _data(settings: _Settings, line_length: int) -> Rescalable:
     """The stages that the config describes."""
     bos, eos, bol, eol = (
-        token(name, getattr(told, name)) for name in ("bos_token", "eos_token", "bol_token", "eol_token")
+        token(name, getattr(settings, name)) for name in ("bos_token", "eos_token", "bol_token", "eol_token")
     )
-    lanes = whole("logical_shards", told.logical_shards, least=1)
-    strip = _strip_tokens(told.strip_tokens) + [one for one in (bos, eos, bol, eol) if one is not None]
+    lanes = whole("logical_shards", settings.logical_shards, least=1)
+    strip = _strip_tokens(settings.strip_tokens) + [special for special in (bos, eos, bol, eol) if special is not None]
     min_length = max(1, SHORTEST - (bos is not None) - (eos is not None))
-    column = _column(told)
-    root, weights = _sources(told)
+    column = _column(settings)
+    root, weights = _sources(settings)
     read = partial(_reader, column=column, strip=strip, min_length=min_length)
     mixture = Mixture({name: read(root, name) for name in weights}, weights, find=partial(read, root.alone()))
     lines = Pack(Delimit(mixture, bos=bos, eos=eos), seq_len=line_length, bol=bol, eol=eol)
-    return Rescalable(Shuffle(lines, window=max(WINDOW, -(-SHUFFLED // lanes))), lanes=lanes, seed=told.seed)
+    return Rescalable(Shuffle(lines, window=max(WINDOW, -(-SHUFFLED // lanes))), lanes=lanes, seed=settings.seed)
 
 
 def _reader(root: Location, name: str, _removed: State | None = None, **options: Any) -> ShardReader:
-    """A dataset by its name: also one that the config does not name any more."""
+    """A dataset by its name, also if the config no longer names it."""
     return ShardReader(root / name, name=name, **options)
 
 
-def _sources(told: _Settings) -> tuple[Location, dict[str, float]]:
-    """The folder of the datasets, which are folders in it, and their weights."""
-    names, weights = parse_data_args(told.datasets, told.weights)
+def _sources(settings: _Settings) -> tuple[Location, dict[str, float]]:
+    """The folder that holds the datasets, and the weight of each dataset."""
+    names, weights = parse_data_args(settings.datasets, settings.weights)
     if len(names) != len(weights):
         raise ConfigError(f"datasets has {len(names)} names and weights has {len(weights)} numbers; give one for each")
     folders = [name.strip("/") for name in names]
     for number, name in enumerate(folders):
         if not name or name in folders[:number]:
             raise ConfigError(
-                f"datasets is {told.datasets!r}; " + (f"{name!r} is there twice" if name else "one is empty")
+                f"datasets is {settings.datasets!r}; " + (f"{name!r} is there twice" if name else "a name is empty")
             )
-    root = Location(_path("data_path", told.data_path)).listed(*folders)
+    root = Location(_path("data_path", settings.data_path)).listed(*folders)
     for name in folders:
         folder = root / name
         if not folder.is_dir():
             raise ConfigError(f"dataset {name!r}: there is no folder {folder}; datasets are folders below data_path")
-        if told.file_type == "auto" and (parquet := folder.names((".parquet",))):
+        if settings.file_type == "auto" and (parquet := folder.names((".parquet",))):
             raise ConfigError(f"dataset {name!r}: {parquet[0]}: parquet is not available yet, only Arrow shards are")
     return root, dict(zip(folders, weights, strict=True))
 
 
-def _column(told: _Settings) -> str | None:
-    """The column of the tokens. With 'auto', the config names that of the text, and Arrow shards have `tokens`."""
-    if told.file_type == "hf_parquet":
+def _column(settings: _Settings) -> str | None:
+    """The column of the tokens. With 'auto', `col_name` is for text; Arrow shards have `tokens`."""
+    if settings.file_type == "hf_parquet":
         raise ConfigError("file_type 'hf_parquet' is not available yet: use Arrow shards, and file_type 'arrow'")
-    if told.file_type not in ("arrow", "auto"):
-        raise ConfigError(f"file_type is {told.file_type!r}; it must be 'arrow' or 'auto'")
-    if told.file_type == "auto":
+    if settings.file_type not in ("arrow", "auto"):
+        raise ConfigError(f"file_type is {settings.file_type!r}; it must be 'arrow' or 'auto'")
+    if settings.file_type == "auto":
         return None
-    if not isinstance(told.col_name, str):
-        raise ConfigError(f"col_name is {told.col_name!r}; it must be the name of a column")
-    return told.col_name
+    if not isinstance(settings.col_name, str):
+        raise ConfigError(f"col_name is {settings.col_name!r}; it must be the name of a column")
+    return settings.col_name
 
 
-def _strip_tokens(told: Any) -> list[int]:
+def _strip_tokens(value: Any) -> list[int]:
     try:
-        tokens = [int(one) if isinstance(one, str) else one for one in _listed("strip_tokens", told) if one != ""]
-        return [whole("a token of strip_tokens", one) for one in tokens]
+        items = [item for item in _listed("strip_tokens", value) if item != ""]
+        return [whole("a token of strip_tokens", int(item) if isinstance(item, str) else item) for item in items]
     except ValueError:
-        raise ConfigError(f"strip_tokens is {told!r}; it must be whole numbers, as in '0,1' or [0, 1]") from None
+        raise ConfigError(f"strip_tokens is {value!r}; it must be whole numbers, as in '0,1' or [0, 1]") from None
 
 
-def _listed(name: str, told: Any) -> list[Any]:
-    if isinstance(told, str):
-        return [item.strip() for item in told.split(",")]
-    if isinstance(told, list | tuple):
-        return list(told)
-    if isinstance(told, int | float) and not isinstance(told, bool):
-        return [told]
-    raise ConfigError(f"{name} is {told!r}; the config must have a list there, or a string with commas")
+def _listed(name: str, value: Any) -> list[Any]:
+    if isinstance(value, str):
+        return [item.strip() for item in value.split(",")]
+    if isinstance(value, list | tuple):
+        return list(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return [value]
+    raise ConfigError(f"{name} is {value!r}; the config must have a list there, or a string with commas")
 
 
-def _path(name: str, told: Any) -> str:
-    if not isinstance(told, str | os.PathLike) or not os.fspath(told):
-        raise ConfigError(f"{name} is {told!r}; the config must have the path of a folder there")
-    return str(os.fspath(told)).rstrip("/") or "/"
+def _path(name: str, value: Any) -> str:
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise ConfigError(f"{name} is {value!r}; the config must have the path of a folder there")
+    return str(os.fspath(value)).rstrip("/") or "/"
 
 
-def _go_on(loader: Loader, load_path: str, save_path: str) -> None:
-    """Go on from another run, if this one has not saved yet; and number the steps as the trainer will."""
+def _resume(loader: Loader, load_path: str, save_path: str) -> None:
+    """Resume from another run if this one has not saved yet; number steps as the trainer will."""
     step, trained = loader.state_dict()["step"], _model_step(save_path)
     if step:
         if trained not in (0, step):
-            _tell(
+            _warn(
                 loader,
-                f"the loader goes on from step {step} in {save_path}/{LOADER}, but the newest model in "
-                f"{save_path}/checkpoints is of step {trained}; if the trainer goes on from that one, move the newer "
+                f"the loader resumes from step {step} in {save_path}/{LOADER}, but the newest model in "
+                f"{save_path}/checkpoints is of step {trained}; if the trainer resumes from that model, move the newer "
                 "of the two away, so that no data is skipped or repeated",
             )
         return
@@ -304,12 +304,12 @@ def _go_on(loader: Loader, load_path: str, save_path: str) -> None:
         if states is None:
             _refuse_pickled(load_path)
             raise CheckpointError(
-                f"resuming_dataset is set, but {load_path}/{LOADER} has no checkpoint to go on from; "
+                f"resuming_dataset is set, but {load_path}/{LOADER} has no checkpoint to resume from; "
                 "check ckpt_load_path, or set resuming_dataset=False to start from the beginning"
             )
         loader.load_state_dict(states)
     elif trained:
-        _tell(
+        _warn(
             loader,
             f"the data starts from the beginning, although {save_path}/checkpoints has a model of step {trained}: "
             f"there is no checkpoint of the loader in {save_path}/{LOADER}",
@@ -317,27 +317,27 @@ def _go_on(loader: Loader, load_path: str, save_path: str) -> None:
     loader.load_state_dict(_renumbered(loader.state_dict(), trained))
 
 
-def _tell(loader: Loader, text: str) -> None:
-    """Warn once for all ranks: they all see the same."""
+def _warn(loader: Loader, text: str) -> None:
+    """Warn on one rank only: the warning is the same on all."""
     if loader.rank == 0:
         warnings.warn(text, FmsdataWarning, stacklevel=4)
 
 
 def _renumbered(state: State, step: int) -> State:
-    """The same place in the stream, as another step of the trainer."""
+    """The same position in the stream, as another step of the trainer."""
     lanes = {lane: json.dumps({**json.loads(text), "step": step}) for lane, text in state["lanes"].items()}
     return {**state, "step": step, "history": [[step, *state["history"][-1][1:]]], "lanes": lanes}
 
 
 def _model_step(path: str) -> int:
-    """The step of the newest model that the trainer has saved whole; 0 if there is none."""
+    """The step of the newest model that the trainer has saved completely; 0 if there is none."""
     saved, steps = _trainer_folders(path)
-    return next((step for step in steps if "metadata.pth" in saved.files(f"step_{step}_ckp")), 0)
+    return next((step for step in steps if "metadata.pth" in (saved / f"step_{step}_ckp").sizes()), 0)
 
 
 def _refuse_pickled(path: str) -> None:
     saved, steps = _trainer_folders(path)
-    for name in saved.files(f"step_{steps[0]}_ckp") if steps else ():
+    for name in (saved / f"step_{steps[0]}_ckp").sizes() if steps else ():
         if PICKLED.fullmatch(name):
             raise CheckpointError(
                 f"{saved}/step_{steps[0]}_ckp/{name} is a state of fms-fsdp's own loader, which can't be read here; "
@@ -345,7 +345,7 @@ def _refuse_pickled(path: str) -> None:
             )
 
 
-def _trainer_folders(path: str) -> tuple[Folder, list[int]]:
-    """Where the trainer saves below a path, and the steps that have a folder there, newest first."""
-    saved = Folder(f"{path}/checkpoints", {}, CheckpointError)
+def _trainer_folders(path: str) -> tuple[Location, list[int]]:
+    """The trainer's folder of checkpoints below a path, and the steps in it, newest first."""
+    saved = Location(f"{path}/checkpoints", error=CheckpointError)
     return saved, sorted((int(m[1]) for name in saved.folders() if (m := MODEL.fullmatch(name))), reverse=True)

@@ -1,4 +1,4 @@
-"""A run described as a dict or a YAML file: validated, and turned into stages."""
+"""Build the stages and the loader that a configuration describes."""
 
 import os
 import sys
@@ -31,18 +31,18 @@ def build_loader(
     rank: int | None = None,
     world_size: int | None = None,
 ) -> StatefulDataLoader:
-    """A loader from a dict or a YAML file.
+    """The loader that a dict or a YAML file describes.
 
     >>> loader = build_loader("configs/demo.yaml", {"loader.batch_size": 4}, rank=0, world_size=1)     # doctest: +SKIP
     """
-    told = read_config(config, overrides)
-    return make_loader(told, build_data(told), rank=rank, world_size=world_size)
+    parsed = read_config(config, overrides)
+    return make_loader(parsed, build_data(parsed), rank=rank, world_size=world_size)
 
 
 def make_loader(
     config: Config, data: Rescalable, *, rank: int | None = None, world_size: int | None = None
 ) -> StatefulDataLoader:
-    """The loader that a configuration describes, over stages that were built of it before."""
+    """The loader that a configuration describes, over stages already built from it."""
     return StatefulDataLoader(
         data,
         **dict(config.loader),
@@ -68,6 +68,7 @@ def build_data(config: Config) -> Rescalable:
 
 
 def make_task(config: Config) -> Task:
+    """The task that a configuration names."""
     return task_from(config.task)
 
 
@@ -75,19 +76,19 @@ def make_checkpoints(config: Config) -> Checkpoints | None:
     """The folder of checkpoints that a configuration names."""
     if config.checkpoint is None:
         return None
-    told = dict(config.checkpoint)
-    options, storage = options_for(config, told["path"]), config.storage.settings()
-    return Checkpoints(**{**told, "storage_options": options, "storage": storage})
+    section = dict(config.checkpoint)
+    options = options_for(config, section["path"])
+    return Checkpoints(**{**section, "storage_options": options, "storage": config.storage})
 
 
 def options_for(config: Config, path: str) -> dict[str, Any] | None:
-    """The options for a folder of checkpoints: the section's own, or those of `path` if both are of the same kind."""
+    """The options for a folder of checkpoints: its own, or those of `path` if of the same kind."""
     own = config.checkpoint.storage_options if config.checkpoint is not None else None
     return config.storage_options if own is None and same_kind(config.path, path) else own
 
 
 def _mixture(config: Config) -> Mixture:
-    root = Location(config.path, config.storage_options, config.storage.settings())
+    root = Location(config.path, config.storage_options, config.storage)
     sources = config.sources or {}
     readers = {
         name: _reader(path, name, root, config.documents, sources[name].max_epochs if name in sources else None)
@@ -98,18 +99,18 @@ def _mixture(config: Config) -> Mixture:
         numbers = {name: source.weight for name, source in sources.items() if source.weight != "natural"}
         return {**_natural_weights(readers, temperature), **numbers}
 
-    def phase(told: PhaseConfig) -> Phase:
-        weights, temperature = told.weights, told.temperature or config.temperature
+    def phase(section: PhaseConfig) -> Phase:
+        weights, temperature = section.weights, section.temperature or config.temperature
         if weights is None:
             weights = own_weights(temperature)
         elif weights == "natural":
             weights = _natural_weights(readers, temperature)
-        return Phase(until_tokens=told.until_tokens, weights=weights)
+        return Phase(until_tokens=section.until_tokens, weights=weights)
 
     return Mixture(
         readers,
         own_weights(config.temperature),
-        phases=[phase(told) for told in config.phases],
+        phases=[phase(section) for section in config.phases],
         find=partial(_find_removed, root, config.documents),
     )
 
@@ -129,12 +130,12 @@ def _reader(
 
 
 def _find_removed(root: Location, documents: DocumentsConfig, name: str, description: Mapping[str, Any]) -> ShardReader:
-    """A source that is not in the configuration any more, where it was when the run was saved."""
+    """A source that was removed from the configuration, in the folder that it had before."""
     return _reader(root / description["folder"], name, root, documents)
 
 
 def _natural_weights(readers: Mapping[str, ShardReader], temperature: float | None) -> dict[str, float]:
-    """The sources' numbers of tokens, as weights: the larger the temperature, the flatter."""
+    """The sources' numbers of tokens as weights. The larger the temperature, the flatter."""
     tokens = {name: float(max(1, reader.size().tokens)) for name, reader in readers.items()}
     if temperature is None:
         return tokens
@@ -143,7 +144,7 @@ def _natural_weights(readers: Mapping[str, ShardReader], temperature: float | No
 
 
 def _source_paths(root: Location, sources: Mapping[str, SourceConfig] | None) -> dict[str, Location]:
-    """The sources' folders. Those that are not local are listed here, all at a time."""
+    """The folders of the sources. Remote folders are listed here, all at once."""
     root = root.listed()
     if (root.local is not None or sources is None) and not root.is_dir():
         raise DataError(f"{root}: no such folder; check `path`")
@@ -157,8 +158,8 @@ def _source_paths(root: Location, sources: Mapping[str, SourceConfig] | None) ->
         if not root.is_dir():
             raise DataError(f"{root}: no such folder; check `path`")
         if path.parent.is_dir():
-            there = [one for one in path.parent.folders() if one != "meta"]
-            raise DataError(f"source {name!r}: there is no folder {path}; {suggestion(path.name, there)}")
+            existing = [folder for folder in path.parent.folders() if folder != "meta"]
+            raise DataError(f"source {name!r}: there is no folder {path}; {suggestion(path.name, existing)}")
     return paths
 
 

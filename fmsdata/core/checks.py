@@ -1,4 +1,4 @@
-"""Checks of what users pass: one place, so that every wrong value gets the same kind of answer."""
+"""Checks of arguments: one place, so that every wrong value gets the same kind of error."""
 
 import difflib
 import numbers
@@ -9,7 +9,7 @@ from typing import Any
 
 from fmsdata.errors import ConfigError
 
-MANY = 40  # names that a message can hold
+MANY = 40  # names in a message
 SIZE = re.compile(r"(\d+|\d*\.\d+) ?([kMGT])(i?)B")
 
 
@@ -43,7 +43,7 @@ def rate(name: str, value: Any) -> float:
 
 
 def byte_count(text: str) -> int | None:
-    """A number of bytes as people write it; None if it is not one.
+    """A number of bytes as people write it; None if the text is not one.
 
     >>> byte_count("256MB"), byte_count("1.5 GiB"), byte_count("many")
     (256000000, 1610612736, None)
@@ -53,22 +53,22 @@ def byte_count(text: str) -> int | None:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """The way out for a word that is not known.
+    """A hint for an unknown word: the closest known one, or all of them.
 
     >>> suggestion("rtae", ["rate", "mask"])
     "did you mean 'rate'?"
     """
     known = list(known)
-    close = difflib.get_close_matches(word, known, n=1) or [one for one in known if word and one.startswith(word)]
+    close = difflib.get_close_matches(word, known, n=1) or [name for name in known if word and name.startswith(word)]
     if close:
         return f"did you mean {close[0]!r}?"
     more = f" and {len(known) - MANY} more" if len(known) > MANY else ""
-    return f"known are {', '.join(known[:MANY]) or 'none'}{more}"
+    return f"must be one of {', '.join(known[:MANY])}{more}" if known else "none is known"
 
 
-def check_parameters(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise if a parameter is given that is not known."""
+def check_parameters(owner: str, parameters: Iterable[str], known: Iterable[str]) -> None:
+    """Raise if a parameter is unknown."""
     known = list(known)
-    for name in given:
+    for name in parameters:
         if name not in known:
-            raise ConfigError(f"{what} has no parameter {name!r}; {suggestion(name, known)}")
+            raise ConfigError(f"{owner} has no parameter {name!r}; {suggestion(name, known)}")

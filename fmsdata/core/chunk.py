@@ -1,58 +1,24 @@
-"""What travels between stages: chunks of documents or lines, as spans of the mapped shards.
+"""Chunks: what travels between stages, documents or lines as spans of stored tokens.
 
-A chunk is a table of spans, a row of integers each, and a list of where each item (a document, or a
-line) starts in it. All planning is arithmetic on that table. Tokens stay where they are until a batch
-is made of them.
+A chunk is a table of spans, and the index of the first span of each item (a document or a line). All
+planning is arithmetic on that table. Tokens stay where they are until a batch is made of them.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from fmsdata.core.keys import Ints, mix, offsets
+from fmsdata.core.spans import BEGINS, BUFFER, DOCUMENT, INSERTED, LENGTH, PADDING, POSITION, START, TAIL, Buffer, Span
 from fmsdata.core.tokens import StoredTokens, Tokens, constant
 from fmsdata.errors import StageError
 
-# The columns of the table of spans.
-BUFFER = 0  # which buffer holds the tokens
-START = 1  # where in the buffer they start
-LENGTH = 2
-DOCUMENT = 3  # the number of the document in its shard, or one of the two below
-POSITION = 4  # where in the stored document the span starts
-BEGINS = 5  # 1 if a new document begins here; and, until delimiters are put, one of the two below
-TAIL = 6  # 0, or 1 + a token that is in no shard and stands behind the others; it counts in the length
-COLUMNS = 7
-CONTINUED = 2  # what begins is not the start of a stored document: no BOS belongs in front
-UNFINISHED = 4  # what ends here is not the end of one: no EOS belongs behind
-GROUP = 128  # items whose pieces are made at once
-INSERTED = -1  # a token that is in no shard: BOS, EOS and the like
-PADDING = -2
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Buffer:
-    """An array of tokens, and where they come from. Inserted tokens have no source."""
-
-    tokens: StoredTokens
-    source: str = ""
-    shard: str = ""
-    epoch: int = 0
-    key: int = 0
-
-
-class Span(NamedTuple):
-    """A run of stored tokens: `start` and `stop` are offsets in the stored document."""
-
-    source: str
-    shard: str
-    document: int
-    start: int
-    stop: int
+GROUP = 128  # items whose pieces are located at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +43,11 @@ class Chunk:
         return Chunk(self.buffers, self.spans[low:high], self.first[start : stop + 1] - low)
 
     def take(self, items: Ints) -> "Chunk":
-        """The items with these numbers, in this order."""
+        """The items with these indices, in this order."""
         start = self.first.take(items)
         count = self.first.take(items + 1) - start
         first = offsets(count)
-        if len(first) > first[-1]:  # one span an item
+        if len(first) > first[-1]:  # one span per item
             return Chunk(self.buffers, self.spans.take(start, axis=0), first)
         index = np.repeat(start - first[:-1], count) + np.arange(first[-1])
         return Chunk(self.buffers, self.spans.take(index, axis=0), first)
@@ -93,11 +59,11 @@ class Chunk:
 
     @cached_property
     def line_length(self) -> int:
-        """The length that all items have."""
+        """The length of all items, which must be the same."""
         lengths = self.lengths()
         if lengths.min() != lengths.max():
             raise StageError(
-                f"lines of {lengths.min()} and of {lengths.max()} tokens can't be in one batch; put a Pack below"
+                f"lines of {lengths.min()} and {lengths.max()} tokens can't be in one batch; put a Pack below"
             )
         return int(lengths[0])
 
@@ -119,19 +85,18 @@ class Chunk:
         return self._tokens(spans, spans[:, START] + spans[:, LENGTH] - 1, spans[:, TAIL] > 0)
 
     def _tokens(self, spans: Ints, place: Ints, is_tail: npt.NDArray[np.bool_]) -> Ints:
-        """For each of these spans its tail, or the token at a place of its buffer."""
+        """For each span its tail, or the token at a place of its buffer."""
         out = spans[:, TAIL] - 1
-        some = np.flatnonzero(~is_tail)
-        buffer = spans[:, BUFFER].take(some)
-        order = some.take(np.argsort(buffer, kind="stable"))
+        stored = np.flatnonzero(~is_tail)
+        order = stored.take(np.argsort(spans[:, BUFFER].take(stored), kind="stable"))
         edges = np.searchsorted(spans[:, BUFFER].take(order), np.arange(len(self.buffers) + 1)).tolist()
-        for one, low, high in zip(self.buffers, edges, edges[1:], strict=False):
+        for buffer, low, high in zip(self.buffers, edges, edges[1:], strict=False):
             if low < high:
-                out[order[low:high]] = one.tokens.take(place.take(order[low:high]))
+                out[order[low:high]] = buffer.tokens.take(place.take(order[low:high]))
         return out
 
     def with_heads(self, where: npt.NDArray[np.bool_], token: int) -> "Chunk":
-        """A token put in front of the items at `where`. It belongs to the document it stands before."""
+        """Insert a token before the items at `where`. It belongs to the document that follows it."""
         first = self.first + offsets(where)
         heads = first[:-1][where]
         chunk = self._with(first, heads, Buffer(constant(token)), INSERTED)
@@ -140,7 +105,7 @@ class Chunk:
         return chunk
 
     def with_tails(self, where: npt.NDArray[np.bool_], token: int) -> "Chunk":
-        """A token put behind the items at `where`."""
+        """Append a token to the items at `where`."""
         last = self.first[1:] - 1
         taken = where & (self.spans[:, TAIL].take(last) > 0)
         if taken.any():  # a tail behind a tail is a span of its own
@@ -153,7 +118,7 @@ class Chunk:
         return Chunk(self.buffers, spans, self.first)
 
     def padded(self, length: int, token: int) -> "Chunk":
-        """All items made as long as this with a token that means nothing."""
+        """Pad all items to this length."""
         missing = length - self.lengths()
         short = missing > 0
         first = self.first + offsets(short)
@@ -164,7 +129,7 @@ class Chunk:
         return chunk
 
     def _with(self, first: Ints, places: Ints, buffer: Buffer, kind: int) -> "Chunk":
-        """The same spans with one more at each of these places."""
+        """The same spans with one more at each of these indices."""
         index = np.ones(first[-1], np.int64)
         index[places] = 0
         index = np.cumsum(index) - 1
@@ -173,7 +138,7 @@ class Chunk:
         return Chunk([*self.buffers, buffer], np.concatenate([self.spans, span]).take(index, axis=0), first)
 
     def compact(self) -> "Chunk":
-        """The same items without the buffers that none of them uses, so that those can be unmapped."""
+        """The same items without unused buffers, so that those can be unmapped."""
         buffer = self.spans[:, BUFFER]
         used = np.zeros(len(self.buffers), bool)
         used[buffer] = True
@@ -183,7 +148,7 @@ class Chunk:
 
     @staticmethod
     def join(chunks: Sequence["Chunk"]) -> "Chunk":
-        """The items of several chunks, one after the other."""
+        """Concatenate chunks."""
         if len(chunks) == 1:
             return chunks[0]
         buffers: list[Buffer] = []
@@ -198,14 +163,14 @@ class Chunk:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """The integer type that all tokens fit in."""
+        """The narrowest integer type that holds all tokens."""
         types = {buffer.tokens.dtype for buffer in self.buffers}
         tail = int(self.spans[:, TAIL].max())
         common = np.result_type(*types, *([np.min_scalar_type(tail - 1)] if tail else []))
         return common if common.kind in "iu" else np.dtype(np.int64)
 
     def pieces(self, item: int) -> list[Tokens | bytes]:
-        """The tokens of an item in `dtype`, piece by piece: views of the buffers wherever those have that type."""
+        """The tokens of an item in `dtype`, as pieces: views of the buffers wherever they have that type."""
         group = item // GROUP * GROUP
         if group not in self._ready:
             self._ready.clear()
@@ -219,13 +184,16 @@ class Chunk:
         return pieces
 
     def _find_pieces(self, first: int, stop: int) -> tuple[list[tuple[int, int, int]], list[bytes]]:
-        """Of each span, where its stored tokens are, and its tail. No view of tokens is kept: they may be given up."""
+        """For each span where its stored tokens are, and its tail.
+
+        Keeps no view of tokens: those of remote shards may be revoked.
+        """
         spans = self.spans[self._bounds[first] : self._bounds[stop]]
         start, tail = spans[:, START], spans[:, TAIL].tolist()
         end = start + spans[:, LENGTH] - (spans[:, TAIL] > 0)
-        tails = {one: np.array(one - 1, self.dtype).tobytes() if one else b"" for one in set(tail)}
+        tails = {value: np.array(value - 1, self.dtype).tobytes() if value else b"" for value in set(tail)}
         places = list(zip(spans[:, BUFFER].tolist(), start.tolist(), end.tolist(), strict=True))
-        return places, [tails[one] for one in tail]
+        return places, [tails[value] for value in tail]
 
     @cached_property
     def _arrays(self) -> list[Any]:
@@ -249,7 +217,7 @@ Row: TypeAlias = tuple[Chunk, int]  # a line, and the chunk that it is in
 
 
 class _Converted:
-    """Slices of an array in another type, for sources whose shards don't have the same."""
+    """Slices of an array, converted to another type: shards of different sources may have different types."""
 
     def __init__(self, tokens: StoredTokens, dtype: np.dtype[Any]) -> None:
         self._tokens, self._dtype = tokens, dtype
@@ -261,7 +229,7 @@ class _Converted:
 class Item:
     """One document or one line: its tokens, and where they come from.
 
-    Items are what iterating over a stage gives, and what a user's own stage works on.
+    Iterating over a stage yields items, and a stage of your own works on them.
 
     >>> for document in fmsdata.ShardReader("corpus/web"):     # doctest: +SKIP
     ...     print(document.source, document.shard, document.document, document.tokens[:5])
@@ -278,20 +246,20 @@ class Item:
 
     @cached_property
     def tokens(self) -> Tokens:
-        """The tokens. Of a plain document a view of the mapped shard: copy before writing to it."""
-        pieces: list[Any] = self.chunk.pieces(0)  # before Python 3.12 the stubs don't tell that arrays are buffers
+        """The tokens. Often a view of the mapped shard: copy before you write to it."""
+        pieces: list[Any] = self.chunk.pieces(0)  # the stubs know that arrays are buffers only from Python 3.12 on
         if len(pieces) == 2 and not pieces[1]:
             return np.asarray(pieces[0])
         return np.frombuffer(b"".join(pieces), self.chunk.dtype)
 
     @property
     def spans(self) -> list[Span]:
-        """Which stored tokens these are. Inserted tokens (BOS, padding) have no entry."""
+        """The stored tokens of the item. Inserted tokens (BOS, padding) have no entry."""
         return provenance(self.chunk)[0]
 
     @property
     def epochs(self) -> list[int]:
-        """The epoch of its source that each span belongs to."""
+        """For each span, the epoch of its source."""
         return epochs(self.chunk)[0]
 
     @property
@@ -309,31 +277,31 @@ class Item:
 
     @property
     def key(self) -> int:
-        """A 64-bit key that no other item of the run has: what its random choices are drawn from."""
+        """A 64-bit key, unique in the run, to draw random choices from."""
         span = self.chunk.spans[self._stored].tolist()
         return mix(mix(self._origin.key ^ span[DOCUMENT]) ^ span[POSITION])
 
     def replace(self, tokens: npt.ArrayLike) -> "Item":
-        """The item with other tokens.
+        """The item with new tokens.
 
-        A line keeps its length, and with it the provenance of every token. A document may become longer or
-        shorter; from then on the offsets of its spans count in the new tokens.
+        A line must keep its length, so that every token keeps its provenance. A document may become
+        longer or shorter; the offsets of its spans then count in the new tokens.
         """
-        new = np.array(tokens)  # a copy: neither a view with gaps nor an array that is written to again
+        new = np.array(tokens)  # a copy: the caller may write to the array again
         if not new.size:
             new = np.empty(0, np.int64)
         if new.ndim != 1 or new.dtype.kind not in "iu":
-            raise StageError(f"an item's tokens are a list of integers, not {new.dtype} of shape {new.shape}")
+            raise StageError(f"the tokens of an item must be a list of integers, got {new.dtype} of shape {new.shape}")
         if len(new) == len(self):
             return Item(self._with_tokens(new))
         if len({span[:3] for span in self.spans}) > 1:
-            raise StageError(f"a line must keep its length of {len(self)} tokens, not get {len(new)}")
+            raise StageError(f"a line must keep its length of {len(self)} tokens, got {len(new)}")
         begins = int(self.chunk.spans[:, BEGINS].max())
         spans = np.array([[0, 0, len(new), self.document, 0, begins, 0]], np.int64)
         return Item(Chunk([_renewed(self._origin, new)], spans, np.array([0, 1], np.int64)))
 
     def _with_tokens(self, new: Tokens) -> Chunk:
-        """The same spans, holding other tokens; a tail becomes an inserted span."""
+        """The same spans with new tokens; a tail becomes an inserted span."""
         spans: list[list[int]] = []
         buffers: list[Buffer] = []
         place = 0
@@ -349,10 +317,10 @@ class Item:
         return Chunk(buffers, np.array(spans, np.int64), np.array([0, len(spans)], np.int64))
 
     def numbered(self, number: int) -> "Item":
-        """The item as one of several that were made of one: from the second on, with a key of its own."""
+        """The item as one of several outputs of a transform: from the second on, it gets its own key."""
         if number == 0:
             return self
-        buffers = [replace(one, key=mix(one.key ^ number)) for one in self.chunk.buffers]
+        buffers = [replace(buffer, key=mix(buffer.key ^ number)) for buffer in self.chunk.buffers]
         return Item(Chunk(buffers, self.chunk.spans, self.chunk.first))
 
     @property
@@ -366,17 +334,17 @@ class Item:
 
 
 def _renewed(buffer: Buffer, tokens: Tokens) -> Buffer:
-    """Other tokens of the same origin, with a key of their own."""
+    """New tokens of the same origin, with their own key."""
     return Buffer(tokens, buffer.source, buffer.shard, buffer.epoch, mix(buffer.key))
 
 
 def provenance(chunk: Chunk) -> list[list[Span]]:
-    """For each item, which stored tokens it is made of."""
+    """For each item, the stored tokens that it consists of."""
     return [[span for span, _ in row] for row in _stored_spans(chunk)]
 
 
 def epochs(chunk: Chunk) -> list[list[int]]:
-    """For each item, the epoch of each span that `provenance` gives."""
+    """For each item, the epoch of each span that `provenance` returns."""
     return [[epoch for _, epoch in row] for row in _stored_spans(chunk)]
 
 

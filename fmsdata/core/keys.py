@@ -1,7 +1,7 @@
-"""Keyed randomness. Every random choice of a run is a pure function of a key, and keys come from names.
+"""Keyed randomness: every random choice of a run is a pure function of a key, and keys come from names.
 
-There is no generator object anywhere whose state would have to be saved: whoever knows the seed, the source's
-name and a position can make the same choice again.
+No generator object has a state that would have to be saved. With the seed, the name of the source and a
+position, any process can make the same choice again.
 """
 
 import hashlib
@@ -29,7 +29,10 @@ def key_of(*parts: int | str) -> int:
 
 
 def mix(x: int) -> int:
-    """The splitmix64 finalizer, a bijection: every input bit changes every output bit with probability one half."""
+    """The splitmix64 finalizer, a bijection.
+
+    Every input bit changes every output bit with probability one half.
+    """
     x = (x + STEP) & MASK
     x = ((x ^ (x >> 30)) * FACTORS[0]) & MASK
     x = ((x ^ (x >> 27)) * FACTORS[1]) & MASK
@@ -37,7 +40,7 @@ def mix(x: int) -> int:
 
 
 def mix_array(x: Keys) -> Keys:
-    """The same for many numbers at once."""
+    """`mix` for an array."""
     x = x + np.uint64(STEP)
     for shift, factor in zip((30, 27), FACTORS, strict=True):
         x ^= x >> np.uint64(shift)
@@ -47,7 +50,7 @@ def mix_array(x: Keys) -> Keys:
 
 
 def uniform(keys: Keys, draw: int) -> npt.NDArray[np.float64]:
-    """A random number in [0, 1) for each key. Draws with other numbers have nothing to do with it.
+    """A random number in [0, 1) for each key. Different values of `draw` give independent numbers.
 
     >>> bool(uniform(np.array([7], np.uint64), 0)[0] == uniform(np.array([7], np.uint64), 1)[0])
     False
@@ -56,7 +59,7 @@ def uniform(keys: Keys, draw: int) -> npt.NDArray[np.float64]:
 
 
 def keyed_order(n: int, key: int) -> Ints:
-    """The numbers 0 to n-1 in the order that the key decides: sorted by mixed values, of which no two are the same.
+    """The numbers 0 to n-1 in an order that depends on the key: sorted by mixed values, which are all different.
 
     >>> sorted(keyed_order(5, key=1).tolist())
     [0, 1, 2, 3, 4]

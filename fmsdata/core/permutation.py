@@ -1,8 +1,8 @@
 """A keyed bijection of [0, n) in O(1) memory, for any n.
 
-A Feistel network over two digits: a number below `a * b` is `(x, y)` with `x < a` and `y < b`, and each round
-adds a mixed, keyed function of one digit to the other. `a * b` is at least n and barely above it, so a result
-that falls outside is simply sent through again (cycle walking), which keeps it a bijection of [0, n).
+A Feistel network over two digits: a number below `a * b` is `(x, y)` with `x < a` and `y < b`, and each
+round adds a mixed, keyed function of one digit to the other. `a * b` is at least n and barely above it.
+A result outside [0, n) is sent through the network again (cycle walking), which keeps it a bijection.
 """
 
 from math import isqrt
@@ -29,7 +29,7 @@ class Permutation:
         self._keys = [(mix(key ^ 2 * round), mix(key ^ 2 * round + 1)) for round in range(ROUNDS)]
 
     def __call__(self, i: int) -> int:
-        """The place of one number."""
+        """The place of a number."""
         while True:
             y, x = divmod(i, self._a)
             for first, second in self._keys:
@@ -40,7 +40,7 @@ class Permutation:
                 return i
 
     def inverse(self, place: int) -> int:
-        """The number that has this place.
+        """The number at a place.
 
         >>> p = Permutation(10, key=7)
         >>> [p.inverse(p(i)) for i in range(10)]
@@ -56,7 +56,7 @@ class Permutation:
                 return place
 
     def array(self, i: Ints) -> Ints:
-        """The places of many numbers at once; the same values as calling with each."""
+        """The places of an array of numbers."""
         out: Keys = self._once(i.astype(np.uint64))
         while (outside := out >= self.n).any():
             out[outside] = self._once(out[outside])

@@ -1,23 +1,22 @@
-"""Documents and tokens per shard: the only thing that planning reads.
+"""Finding the counts of a source: from `meta/*counts*.csv` beside or above it, else from its shards.
 
-They come from `meta/*counts*.csv` beside or above the source, and from the shards themselves where no CSV
-tells. A CSV is believed for planning and checked when its shards are opened.
+Planning trusts a CSV. It is checked when a shard is opened.
 """
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 
 from fmsdata.core.ranges import Range
-from fmsdata.corpus.counts_csv import Count, told_by_csv
+from fmsdata.corpus.counts_csv import Count, find_counts
 from fmsdata.errors import CountsError, DataError
 from fmsdata.formats import SUFFIXES, open_shard, read_layout
 from fmsdata.planning.counts import Counts
@@ -32,24 +31,24 @@ log = logging.getLogger("fmsdata")
 
 
 def read_counts(folder: str | os.PathLike[str] | Location, column: str | None = None) -> Counts:
-    """The counts of one source: from a CSV where one speaks of its shards, else from the shards.
+    """The counts of one source: from a CSV that lists its shards, else from the shards themselves.
 
     >>> read_counts("corpus/web").shards    # doctest: +SKIP
     ('part-0.arrow', 'part-1.arrow')
     """
     folder = Location(folder).listed()
     shards = list_shards(folder).names
-    told, root = told_by_csv(folder, shards)
-    # A shard that is told to be empty would never be opened, and so never be held against its counts.
-    uncertain = [shard for shard in shards if told.get(shard, (0, 0))[0] == 0]
+    counts, root = find_counts(folder, shards)
+    # A shard with 0 documents according to the CSV would never be opened, so its count would never be checked.
+    uncertain = [shard for shard in shards if counts.get(shard, (0, 0))[0] == 0]
     if uncertain:
         for shard, count in count_shards(folder, uncertain, column).items():
-            if told.setdefault(shard, count) != count:
+            if counts.setdefault(shard, count) != count:
                 raise CountsError(
                     f"{folder}: counts say 0 documents in {shard} but the file holds {count[0]}; "
                     f"run `fmsdata index` to rebuild the counts (they are in {root}/meta)"
                 )
-    pairs = np.array([told[shard] for shard in shards], np.int64)
+    pairs = np.array([counts[shard] for shard in shards], np.int64)
     return Counts(tuple(shards), pairs[:, 0], pairs[:, 1], None if root is None else str(root))
 
 
@@ -67,8 +66,8 @@ def list_shards(folder: Location) -> ShardList:
         if entries:
             return ShardList([entry.name for entry in entries], tuple(entries))
     if not folder.is_dir():
-        what = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise DataError(f"{folder}: the source's folder {what}; check `path`")
+        problem = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise DataError(f"{folder}: the folder of the source {problem}; check `path`")
     shards = folder.names(SUFFIXES)
     if not shards:
         raise DataError(f"{folder}: no shards; a source is a folder with files ending in {', '.join(SUFFIXES)}")
@@ -77,18 +76,26 @@ def list_shards(folder: Location) -> ShardList:
 
 def count_shards(folder: Location, shards: Sequence[str], column: str | None = None) -> dict[str, Count]:
     """Count documents and tokens in the files themselves, several at a time."""
-    log.info("counting %d shards in %s; `fmsdata index` keeps the counts in a file", len(shards), folder)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"counting {folder.name}", total=len(shards))
-
-        def done() -> None:
-            progress.advance(task)
-
+    log.info("counting %d shards in %s; `fmsdata index` saves the counts in a file", len(shards), folder)
+    with _progress(f"counting {folder.name}", len(shards)) as done:
         if folder.local is not None:
             return dict(zip(shards, _count_local(folder.local, shards, column, done), strict=True))
         entries = {entry.name: entry for entry in folder.files(SUFFIXES)}
         return count_remote(folder, [entries[shard] for shard in shards], column, done)
+
+
+@contextmanager
+def _progress(title: str, total: int) -> Iterator[Callable[[], None]]:
+    """A progress bar on stderr, if that is a terminal. Yields what to call for each finished shard."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console  # only where a bar is shown
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda: progress.advance(task)
 
 
 def _count_local(folder: Path, shards: Sequence[str], column: str | None, done: Callable[[], None]) -> list[Count]:
@@ -109,7 +116,7 @@ def _count_local(folder: Path, shards: Sequence[str], column: str | None, done: 
 def count_remote(
     folder: Location, entries: Sequence[Entry], column: str | None, done: Callable[[], None]
 ) -> dict[str, Count]:
-    """Count by ranges: of a shard with lists, only its layout is read."""
+    """Count by byte ranges: of a shard with a list column, only its layout is read."""
     connection = folder.connection
     counted: dict[str, Count] = {}
 

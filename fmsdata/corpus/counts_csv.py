@@ -1,6 +1,6 @@
-"""What `meta/*counts*.csv` tell: rows of a shard's path, its documents and its tokens.
+"""Counts in `meta/*counts*.csv`: one row per shard with its path, documents and tokens.
 
-Rows come in many spellings, with more or less of the path in front of the shard's name, and each shard finds its own.
+Rows write paths in many ways, with more or fewer of the parent folders. Each shard finds its row.
 """
 
 import csv
@@ -22,19 +22,19 @@ FILES = "*counts*.csv"
 log = logging.getLogger("fmsdata")
 
 
-def told_by_csv(folder: Location, shards: list[str]) -> tuple[dict[str, Count], Location | None]:
-    """What the nearest `meta` folder with rows about a source says of its shards, and the folder that holds it."""
+def find_counts(folder: Location, shards: list[str]) -> tuple[dict[str, Count], Location | None]:
+    """The counts of shards in the nearest `meta` folder that lists them, and the parent of that folder."""
     folder = folder.absolute()
     for root in (folder, *folder.parents):
         table = root.once(_Table, partial(_read_table, root, folder))
-        told = table.match(() if root is folder else _parts(folder.inside(root)), shards)
-        if told:
-            return told, root
+        counts = table.match(() if root is folder else _parts(folder.inside(root)), shards)
+        if counts:
+            return counts, root
     return {}, None
 
 
 def counts_files(root: Location) -> list[Location]:
-    """The files in its `meta` that hold counts."""
+    """The counts files in the `meta` folder."""
     if root.local is not None:
         return [root / f"meta/{file.name}" for file in sorted((root.local / "meta").glob(FILES))]
     meta = root / "meta"
@@ -53,10 +53,10 @@ def _read_table(root: Location, folder: Location) -> "_Table":
 
 
 class _Table:
-    """The rows of a folder's counts."""
+    """The rows of all counts files of a folder."""
 
     def __init__(self, file: Location, rows: dict[Parts, Count]) -> None:
-        self._file = file  # the first of them
+        self._file = file  # the first file, for errors
         self._rows = rows
         self._by_name: dict[str, list[Parts]] = defaultdict(list)
         for row in rows:
@@ -64,20 +64,20 @@ class _Table:
                 self._by_name[row[-1]].append(row)
 
     def match(self, source: Parts, shards: list[str]) -> dict[str, Count]:
-        """Find each shard's row, however much of the path in front of it the row tells."""
+        """Find the row of each shard, however many parent folders the row writes."""
         if not self._rows:
             return {}
-        told: dict[str, Count] = {}
-        folders: set[Parts] = {source} - {()}  # the source's folder, as the rows write it
+        counts: dict[str, Count] = {}
+        folders: set[Parts] = {source} - {()}  # the folder of the source, as the rows write it
         for shard in shards:
             inside = _parts(shard)
             path = source + inside
             best = _best_rows(self._by_name.get(path[-1], []), path)
             if len({self._rows[row] for row in best}) > 1:
-                some = ", ".join("/".join(row) for row in best)
-                raise CountsError(f"{self._file}: several rows fit {'/'.join(path)} and disagree: {some}; keep one")
+                rows = ", ".join("/".join(row) for row in best)
+                raise CountsError(f"{self._file}: several rows match {'/'.join(path)} and disagree: {rows}; keep one")
             if best:
-                told[shard] = self._rows[best[0]]
+                counts[shard] = self._rows[best[0]]
                 folders.add(best[0][: len(best[0]) - len(inside)])
         listed = set(shards)
         for row in self._rows:
@@ -88,9 +88,9 @@ class _Table:
                 if name.endswith(SUFFIXES) and name not in listed:
                     raise CountsError(
                         f"{self._file}: counts list {'/'.join(row)}, but there is no such file; "
-                        "bring it back, or run `fmsdata index` to rebuild the counts"
+                        "restore it, or run `fmsdata index` to rebuild the counts"
                     )
-        return told
+        return counts
 
 
 def _read_rows(files: Iterable[Location]) -> dict[Parts, Count]:
@@ -100,7 +100,7 @@ def _read_rows(files: Iterable[Location]) -> dict[Parts, Count]:
             lines = list(csv.reader(file.read_bytes().decode().splitlines()))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise CountsError(
-                f"{file}: not a CSV file that can be read ({error}); remove it, or run `fmsdata index`"
+                f"{file}: not a readable CSV file ({error}); remove it, or run `fmsdata index`"
             ) from None
         header = [title.strip() for title in lines[0]] if lines else []
         if len(header) < 3 or "documents" not in header[1:] or "tokens" not in header[1:]:
@@ -114,9 +114,9 @@ def _read_rows(files: Iterable[Location]) -> dict[Parts, Count]:
                 count = int(row[columns[0]]), int(row[columns[1]])
             except (ValueError, IndexError):
                 raise CountsError(f"{where} is not a row of {','.join(HEADER)}") from None
-            if not all(0 <= one < 1 << 62 for one in count):
+            if not all(0 <= value < 1 << 62 for value in count):
                 raise CountsError(
-                    f"{where} has a number that can't be a count; run `fmsdata index` to rebuild the counts"
+                    f"{where} has a number that is not a valid count; run `fmsdata index` to rebuild the counts"
                 )
             parts = _parts(row[0].strip())
             if rows.setdefault(parts, count) != count:
@@ -128,12 +128,12 @@ def _read_rows(files: Iterable[Location]) -> dict[Parts, Count]:
 
 
 def _best_rows(rows: list[Parts], path: Parts) -> list[Parts]:
-    """The rows that name this path: all of it, all of it behind some prefix, or else the longest end of it."""
-    exact = [row for row in rows if row == path]
-    behind = [row for row in rows if row[-len(path) :] == path]
-    ends = [row for row in rows if 1 < len(row) < len(path) and path[-len(row) :] == row]
-    longest = max(map(len, ends), default=0)
-    return exact or behind or [row for row in ends if len(row) == longest]
+    """The rows for a path: equal to it, ending in it, or else the longest ones that it ends in."""
+    equal = [row for row in rows if row == path]
+    longer = [row for row in rows if row[-len(path) :] == path]
+    shorter = [row for row in rows if 1 < len(row) < len(path) and path[-len(row) :] == row]
+    longest = max(map(len, shorter), default=0)
+    return equal or longer or [row for row in shorter if len(row) == longest]
 
 
 def _parts(path: str) -> Parts:

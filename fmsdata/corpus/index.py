@@ -1,4 +1,4 @@
-"""TODO."""
+"""The index: counts of all shards of a corpus, in one file beside them."""
 
 import csv
 import io
@@ -12,9 +12,12 @@ from fmsdata.storage.location import Location
 
 
 def write_index(root: str | os.PathLike[str] | Location, column: str | None = None) -> Location:
-    """Count every shard below a folder and keep the counts in `meta/counts.csv`.
+    """Count every shard below a folder and write the counts to `meta/counts.csv`.
 
-    Counts that were there before are kept under another name: two files that disagree would be an error.
+    Existing counts files are renamed to `*.old`: two files that disagree would be an error.
+
+    >>> write_index("corpus")     # doctest: +SKIP
+    Location('corpus/meta/counts.csv')
     """
     root = Location(root).listed()
     if root.local is not None and not root.is_dir():
@@ -38,5 +41,5 @@ def write_index(root: str | os.PathLike[str] | Location, column: str | None = No
             if old.url != target.url:
                 old.remove()
     except OSError as error:
-        raise DataError(f"{meta}: the counts can't be written there: {error.strerror}") from None
+        raise DataError(f"{meta}: the counts can't be written: {error.strerror}") from None
     return target.alone()

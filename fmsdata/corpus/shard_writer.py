@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fmsdata.errors import ConfigError
+from fmsdata.storage.atomic import replacing
 
 Layout = Literal["list", "batch"]
 
@@ -27,15 +28,16 @@ def write_shard(
 
     >>> write_shard("corpus/web/part-0.arrow", [[5, 6, 7], [8, 9]])   # doctest: +SKIP
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     kind = pa.from_numpy_dtype(np.dtype(dtype))
     if layout not in ("list", "batch"):
         raise ConfigError(f"layout {layout!r}: use 'list' or 'batch'")
     schema = pa.schema([(column, pa.list_(kind) if layout == "list" else kind)])
-    unfinished = path.with_name(f".{path.name}.unfinished")
     open_writer: Any = pa.ipc.new_stream if stream else pa.ipc.new_file
-    with pa.OSFile(str(unfinished), "wb") as file, open_writer(file, schema) as writer:
+    with (
+        replacing(Path(path)) as unfinished,
+        pa.OSFile(str(unfinished), "wb") as file,
+        open_writer(file, schema) as writer,
+    ):
         held: list[npt.NDArray[Any]] = []
         for document in documents:
             held.append(_tokens(document, np.dtype(dtype)))
@@ -46,7 +48,6 @@ def write_shard(
                 held.clear()
         if held:
             writer.write_batch(_list_batch(held, schema))
-    unfinished.rename(path)
 
 
 def _tokens(document: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

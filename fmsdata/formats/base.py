@@ -1,8 +1,8 @@
-"""What every format gives: blocks of documents, as places in arrays of tokens.
+"""What every format returns: blocks of documents, as places in arrays of tokens.
 
-Readers of mapped files return a block at once. Readers of remote files are generators that do no I/O: they
-ask for byte ranges of one file, are sent the bytes, and return what they read. Who fetches the bytes, when
-and how often is not their business, so every format works over any storage.
+Readers of mapped files return a block at once. Readers of remote files are generators that do no
+I/O: they ask for byte ranges of one file, are sent the bytes, and return what they read. They do
+not know who fetches the bytes, when and how often, so every format works with any storage.
 """
 
 from collections.abc import Generator, Sequence
@@ -14,12 +14,12 @@ from fmsdata.core.tokens import Tokens
 
 Read = TypeVar("Read")
 Data: TypeAlias = bytes | memoryview
-# Asks for ranges of one file, is sent their bytes in the same order, and so on; returns what it read.
+# Asks for ranges of a file, is sent their bytes in the same order, asks again or returns a result.
 Reading: TypeAlias = Generator[list[Range], Sequence[Data], Read]
 
 
 class Shard(Protocol):
-    """A shard whose bytes are all at hand."""
+    """A shard whose bytes are in memory or mapped."""
 
     known_tokens: int | None  # the number of tokens, where it need not be computed
 
@@ -42,17 +42,17 @@ class Layout(Protocol):
 
     documents: int
     known_tokens: int | None  # the number of tokens, if the layout says
-    nbytes: int  # memory that it takes, roughly
+    nbytes: int  # of memory that it takes, roughly
 
     def block(self, first: int, stop: int) -> Reading[Block[Tokens]]:
         """The documents `first` to `stop - 1`, of which there must be at least one."""
 
     def tokens(self) -> Reading[int]:
-        """The number of tokens in the shard; it may have to be read for that, in ranges of at most 8 MB."""
+        """The number of tokens. They may have to be read for that, in ranges of at most 8 MB."""
 
 
 def read_from(data: Data, reading: Reading[Read]) -> Read:
-    """Answer a reading from the bytes of the whole file.
+    """Run a reading on the bytes of the whole file.
 
     >>> layout = read_from(data, read_layout("part-0.arrow", len(data)))     # doctest: +SKIP
     >>> read_from(data, layout.block(0, layout.documents)).length.sum()      # doctest: +SKIP

@@ -1,7 +1,7 @@
 """Memory that two processes share.
 
-It has no name anywhere, so nothing is left behind however its processes end, and a container's limit on
-/dev/shm does not apply to it.
+It is an anonymous file that both map. It has no name, so nothing is left behind however the
+processes end, and the size limit of /dev/shm in a container does not apply to it.
 """
 
 import mmap
@@ -13,10 +13,12 @@ from typing import Any
 
 
 class SharedMemory:
-    """One process writes, the other reads when it is told to. Grows as needed, and is reused, not made anew.
+    """Memory that one process writes and another reads, once it is notified.
+
+    It grows as needed and is reused.
 
     >>> memory = SharedMemory()
-    >>> memory.write(b"tokens")
+    >>> memory.write(b"tokens", b" and more")
     >>> bytes(memory.read(6))
     b'tokens'
     """
@@ -25,13 +27,19 @@ class SharedMemory:
         self._fd = _anonymous_file() if fd is None else fd
         self._map: mmap.mmap | None = None
 
-    def write(self, data: bytes | memoryview) -> None:
-        if os.fstat(self._fd).st_size < len(data):
-            os.ftruncate(self._fd, len(data))
-        self._mapped(len(data))[: len(data)] = data
+    def write(self, *parts: bytes | memoryview) -> None:
+        """Write these bytes one after the other, from the beginning."""
+        size = sum(map(len, parts))
+        if os.fstat(self._fd).st_size < size:
+            os.ftruncate(self._fd, size)
+        mapped = self._mapped(size)
+        start = 0
+        for part in parts:
+            mapped[start : start + len(part)] = part
+            start += len(part)
 
     def read(self, size: int) -> memoryview:
-        """The first bytes. The view is only good until the other process writes again."""
+        """The first `size` bytes, as a view that is valid until the other process writes again."""
         return memoryview(self._mapped(size))[:size]
 
     def _mapped(self, size: int) -> mmap.mmap:

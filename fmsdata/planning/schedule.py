@@ -1,4 +1,7 @@
-"""Who gets which sample when: arithmetic on the world and batch sizes that a run had. Nothing is read."""
+"""The schedule of samples: which rank gets which sample in which step.
+
+Pure arithmetic on the world sizes and batch sizes of a run. Nothing is read.
+"""
 
 import heapq
 from bisect import bisect_right
@@ -13,7 +16,7 @@ from fmsdata.errors import ConfigError, StateError
 
 
 class Segment(NamedTuple):
-    """A part of a run with one world size and batch size: from which step on, and what they were."""
+    """The world size and batch size of a run from a step on."""
 
     step: int
     world_size: int
@@ -21,7 +24,7 @@ class Segment(NamedTuple):
 
 
 def continued(history: Sequence[Segment], now: Segment) -> list[Segment]:
-    """The history of a run that goes on like this.
+    """The history of a run that continues with this segment.
 
     >>> continued([Segment(0, 2, 8)], Segment(500, 4, 4))
     [Segment(step=0, world_size=2, batch_size=8), Segment(step=500, world_size=4, batch_size=4)]
@@ -33,9 +36,9 @@ def continued(history: Sequence[Segment], now: Segment) -> list[Segment]:
 
 
 class Turns:
-    """Whose turn it is: the lane with the fewest lines taken, ties by number.
+    """Which lane a rank serves next: the one with the fewest lines taken, ties by lane number.
 
-    Line `n` of lane `l` is sample `n * L + l`, so that is the lowest sample which was not taken yet.
+    Line `n` of lane `l` is sample `n * L + l`, so this is the lowest sample that was not taken yet.
     """
 
     def __init__(self, lines: Mapping[int, int], lanes: int) -> None:
@@ -65,27 +68,27 @@ class Schedule:
         steps = [segment.step for segment in history]
         if steps[:1] != [0] or any(later <= earlier for earlier, later in pairwise(steps)):
             raise StateError(
-                f"the run's history is {[list(one) for one in history]}: it does not begin at step 0, so it went on "
-                "from something else, and what was in its steps can't be told"
+                f"the history of the run is {[list(segment) for segment in history]}: it does not begin at step 0, so "
+                "the run was started from another one, and the content of its steps is unknown"
             )
         if (most := max(segment.world_size for segment in history)) > lanes:
             raise ConfigError(f"world size {most} is more than the {lanes} lanes of this run")
         self._lanes = lanes
         self._history = list(history)
         self._known: dict[int, Ints] = {}
-        self._before = [np.zeros(lanes, np.int64)]  # the lines taken of each lane when each segment began
+        self._before = [np.zeros(lanes, np.int64)]  # for each segment, the lines taken of each lane at its start
         for segment, following in pairwise(history):
             self._before.append(self._after(segment, self._before[-1], following.step))
 
     def segment(self, step: int) -> Segment:
-        """The world and batch size of a step, and since when."""
-        return self._history[self._part(step)]
+        """The segment that a step belongs to."""
+        return self._history[self._index(step)]
 
     def lines(self, step: int) -> Ints:
-        """How many lines of each lane were taken in the first so many steps."""
+        """How many lines of each lane were taken before a step."""
         if step not in self._known:
-            part = self._part(step - 1)
-            self._known[step] = self._after(self._history[part], self._before[part], step)
+            index = self._index(step - 1)
+            self._known[step] = self._after(self._history[index], self._before[index], step)
         return self._known[step]
 
     def samples(self, step: int) -> list[list[int]]:
@@ -98,17 +101,18 @@ class Schedule:
     def when(self, sample: int) -> tuple[int, int, int]:
         """The step, the rank and the row in which a sample was handed out."""
         line, lane = divmod(sample, self._lanes)
-        part = max(part for part, before in enumerate(self._before) if before[lane] <= line)
-        begin, world_size, batch_size = self._history[part]
+        index = max(index for index, before in enumerate(self._before) if before[lane] <= line)
+        begin, world_size, batch_size = self._history[index]
         lanes = np.arange(lane % world_size, self._lanes, world_size)
-        earlier = np.maximum(0, line + (lanes < lane) - self._before[part][lanes]).sum()
+        earlier = np.maximum(0, line + (lanes < lane) - self._before[index][lanes]).sum()
         step, row = divmod(int(earlier), batch_size)
         return begin + step, lane % world_size, row
 
-    def _part(self, step: int) -> int:
+    def _index(self, step: int) -> int:
         return max(0, bisect_right(self._history, step, key=lambda segment: segment.step) - 1)
 
     def _after(self, segment: Segment, before: Ints, step: int) -> Ints:
+        """The lines taken of each lane at a step, given those at the start of its segment."""
         lines = before.copy()
         for rank in range(segment.world_size):
             mine = before[rank :: segment.world_size]
@@ -117,10 +121,10 @@ class Schedule:
 
 
 def _filled(lines: Ints, taken: int) -> Ints:
-    """The lines of a rank's lanes after so many more samples, each of the lane with the fewest, ties by number."""
+    """The lines of a rank's lanes after `taken` more samples, each from the lane with the fewest lines."""
     order = np.argsort(lines, kind="stable")
     low = lines[order]
-    until_level = low * np.arange(len(low)) - offsets(low)[:-1]  # samples until all before a lane are level with it
+    until_level = low * np.arange(len(low)) - offsets(low)[:-1]  # samples until all lanes before it have as many lines
     sharing = np.sort(order[: np.searchsorted(until_level, taken, side="right")])
     level, rest = divmod(taken + int(lines[sharing].sum()), len(sharing))
     out = lines.copy()

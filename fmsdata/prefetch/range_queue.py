@@ -1,6 +1,8 @@
-"""Ranges of remote files, fetched in the order of urgency: a few at a time, neighbours together.
+"""Ranges of remote files, fetched in order of urgency, neighbouring ranges in one request.
 
-All of it runs in the loop of a connection, and so needs no locks.
+The connection limits the number of requests in flight. The queue first waits for a slot of the
+connection, and only then decides what to read: what is most urgent at that moment. All of it runs
+in the event loop of the connection, so it needs no locks.
 """
 
 import asyncio
@@ -21,19 +23,19 @@ from fmsdata.storage.settings import Storage
 from fmsdata.storage.stats import StorageStats
 
 Read = TypeVar("Read")
-MERGED_BYTES = 4 << 20  # that one request may have: more would keep others waiting
-GAP = 32  # what lies between two ranges is read along if it is at most this part of them
-Priority: TypeAlias = tuple[float, int, float]  # the least first
+MERGED_BYTES = 4 << 20  # at most in one merged request: a larger one would delay the others
+GAP = 32  # a gap between two ranges is read too if it is at most this fraction of them
+Priority: TypeAlias = tuple[float, int, float]  # the smallest first
 NOW: Priority = (-math.inf, 0, 0.0)
 
 
 class RemoteFile(NamedTuple):
     """A file as it was listed."""
 
-    path: str  # as its filesystem knows it
+    path: str  # in the form that its filesystem expects
     size: int
     version: str | None
-    what: str  # whose it is, for errors
+    owner: str  # for errors, such as "source 'web'"
 
 
 @dataclass(eq=False)
@@ -41,7 +43,7 @@ class Urgency:
     """When something is needed. It may turn out to be needed sooner, see `RangeQueue.hurry`."""
 
     due: Priority
-    requests: "set[_Request]" = field(default_factory=set)  # that are made for it
+    requests: "set[_Request]" = field(default_factory=set)  # made for it
     behind: "Urgency | None" = None  # something else that it waits for
 
 
@@ -50,68 +52,71 @@ class _Request:
     file: RemoteFile
     start: int
     stop: int
-    answer: "asyncio.Future[bytes]" = field(repr=False)
-    waiting: bool = True  # for a connection
-    users: int = 0  # who want it
+    result: "asyncio.Future[bytes]" = field(repr=False)
+    waiting: bool = True  # not being fetched yet
+    users: int = 0  # readers that wait for it
 
 
 class RangeQueue:
-    """Reads ranges of files: at most `connections` requests at a time, the most urgent first.
+    """Reads ranges of files, the most urgent first, as many at a time as the connection allows.
 
-    Ranges of one file that are next to each other are read by one request. What is in the cache is taken from there.
+    Ranges of one file that are next to each other are read by one request. A range that is
+    requested twice is read once. Ranges in the cache are taken from there.
     """
 
-    def __init__(self, connection: Connection, connections: int, cache: DiskCache | None) -> None:
-        self._connection, self._free, self._cache = connection, connections, cache
+    def __init__(self, connection: Connection, cache: DiskCache | None) -> None:
+        self._connection, self._cache = connection, cache
         self._heap: list[tuple[Priority, int, _Request]] = []
-        self._numbers = count()  # what is equally urgent is read in the order in which it was asked for
-        self._asked: dict[tuple[str, int, int], _Request] = {}  # who wants the same waits for the same request
-        self._waiting: dict[str, list[tuple[int, int, _Request]]] = {}  # of each file, by place
+        self._numbers = count()  # equally urgent ranges are read in the order of their requests
+        self._requested: dict[tuple[str, int, int], _Request] = {}  # readers of the same range share a request
+        self._waiting: dict[str, list[tuple[int, int, _Request]]] = {}  # by file, sorted by position
         self._running: set[asyncio.Task[None]] = set()
+        self._acquiring = False  # a task is waiting for a slot
         self._closed = False
         self._cached_bytes = 0
-        self._looking, self._keeping = asyncio.Semaphore(4), asyncio.Lock()  # in the cache: it's one disk
+        self._cache_reads, self._cache_writes = asyncio.Semaphore(4), asyncio.Lock()  # the cache is one disk
         self._before = replace(connection.traffic)
 
-    async def read(self, file: RemoteFile, wanted: Range, urgency: Urgency) -> bytes:
+    async def read(self, file: RemoteFile, requested: Range, urgency: Urgency) -> bytes:
         if self._closed:
             raise asyncio.CancelledError
-        if wanted.start >= wanted.stop:
+        if requested.start >= requested.stop:
             return b""
         cache, key = self._cache if file.version is not None else None, ""
         if cache is not None:
-            key = f"{self._connection.url(file.path)}|{file.version}|{wanted.start}-{wanted.stop}"
-            async with self._looking:
-                found = await asyncio.to_thread(cache.get, key, wanted.stop - wanted.start)
+            key = f"{self._connection.url(file.path)}|{file.version}|{requested.start}-{requested.stop}"
+            async with self._cache_reads:
+                found = await asyncio.to_thread(cache.get, key, requested.stop - requested.start)
             if found is not None:
                 self._cached_bytes += len(found)
                 return found
-        same = file.path, *wanted
-        request = self._asked.get(same)
+        same = file.path, *requested
+        request = self._requested.get(same)
         if request is None:
-            request = self._asked[same] = _Request(file, *wanted, asyncio.get_running_loop().create_future())
-            insort(self._waiting.setdefault(file.path, []), (wanted.start, next(self._numbers), request))
+            request = _Request(file, *requested, asyncio.get_running_loop().create_future())
+            self._requested[same] = request
+            insort(self._waiting.setdefault(file.path, []), (requested.start, next(self._numbers), request))
         request.users += 1
         urgency.requests.add(request)
         if request.waiting:
             self._push(request, urgency)
             self._dispatch()
         try:
-            data = await asyncio.shield(request.answer)
+            data = await asyncio.shield(request.result)
         finally:
             urgency.requests.discard(request)
             request.users -= 1
             if not request.users:
-                del self._asked[same]
+                del self._requested[same]
                 if request.waiting:
                     self._remove(request)
         if cache is not None:
-            async with self._keeping:
+            async with self._cache_writes:
                 await asyncio.to_thread(cache.put, key, data)
         return data
 
     def hurry(self, urgency: Urgency) -> None:
-        """Read this before all that is not needed yet."""
+        """Read this before everything that is not needed yet."""
         urgency.due = NOW
         for request in urgency.requests:
             if request.waiting:
@@ -120,11 +125,11 @@ class RangeQueue:
             self.hurry(urgency.behind)
 
     def close(self) -> None:
-        """Whatever was asked for is not wanted any more, nor what will be."""
+        """Cancel all requests, and refuse new ones."""
         self._closed = True
         self._heap.clear()
-        for request in self._asked.values():  # also those that a task which never began should have read
-            request.answer.cancel()
+        for request in self._requested.values():  # also those whose task has not begun
+            request.result.cancel()
         for task in self._running:
             task.cancel()
 
@@ -142,87 +147,104 @@ class RangeQueue:
         heapq.heappush(self._heap, (urgency.due, next(self._numbers), request))
 
     def _dispatch(self) -> None:
-        while self._free and self._heap:
-            _, _, request = heapq.heappop(self._heap)
-            if not request.waiting:
-                continue
-            together = self._with_neighbours(request)
-            for one in together:
-                self._remove(one)
-            self._free -= 1
-            task = asyncio.get_running_loop().create_task(self._fetch(together))
+        """Wait for a slot, if there is anything to read and no task waits for one already."""
+        while self._heap and not self._heap[0][2].waiting:
+            heapq.heappop(self._heap)
+        if self._heap and not self._acquiring and not self._closed:
+            self._acquiring = True
+            task = asyncio.get_running_loop().create_task(self._fetch_next())
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
+    async def _fetch_next(self) -> None:
+        """Read the most urgent range as soon as there is a slot."""
+        async with self._connection.slot():
+            self._acquiring = False
+            requests = self._pop()
+            self._dispatch()  # the next task waits for a slot while this one reads
+            if requests:
+                await self._fetch(requests)
+
+    def _pop(self) -> list[_Request]:
+        """Take the most urgent request, with its neighbours, out of the queue; empty if there is
+        none.
+        """
+        while self._heap:
+            request = heapq.heappop(self._heap)[2]
+            if request.waiting:
+                requests = self._with_neighbours(request)
+                for taken in requests:
+                    self._remove(taken)
+                return requests
+        return []
+
     def _with_neighbours(self, request: _Request) -> list[_Request]:
-        """The request, and those before and behind it that can be read along."""
+        """The request, and those before and after it that can be read with it."""
         waiting = self._waiting[request.file.path]
-        first = last = self._place(request)
+        first = last = self._position(request)
         start, stop, useful = request.start, request.stop, request.stop - request.start
         while True:
-            for other, step in ((last + 1, 1), (first - 1, -1)):
-                if not 0 <= other < len(waiting):
+            for position, step in ((last + 1, 1), (first - 1, -1)):
+                if not 0 <= position < len(waiting):
                     continue
-                one = waiting[other][2]
-                begin, end = min(start, one.start), max(stop, one.stop)
-                more = useful + one.stop - one.start
+                other = waiting[position][2]
+                begin, end = min(start, other.start), max(stop, other.stop)
+                more = useful + other.stop - other.start
                 if end - begin <= MERGED_BYTES and (end - begin - more) * GAP <= more:
                     start, stop, useful = begin, end, more
-                    first, last = (first, other) if step > 0 else (other, last)
+                    first, last = (first, position) if step > 0 else (position, last)
                     break
             else:
-                return [one for _, _, one in waiting[first : last + 1]]
+                return [neighbour for _, _, neighbour in waiting[first : last + 1]]
 
     def _remove(self, request: _Request) -> None:
         request.waiting = False
         waiting = self._waiting[request.file.path]
-        del waiting[self._place(request)]
+        del waiting[self._position(request)]
         if not waiting:
             del self._waiting[request.file.path]
 
-    def _place(self, request: _Request) -> int:
-        """Where among the waiting ones of its file a request is."""
+    def _position(self, request: _Request) -> int:
+        """The position of a request among the waiting ones of its file."""
         waiting = self._waiting[request.file.path]
-        place = bisect_left(waiting, request.start, key=lambda one: one[0])
-        while waiting[place][2] is not request:
-            place += 1
-        return place
+        position = bisect_left(waiting, request.start, key=lambda item: item[0])
+        while waiting[position][2] is not request:
+            position += 1
+        return position
 
     async def _fetch(self, requests: Sequence[_Request]) -> None:
         file = requests[0].file
-        start, stop = min(one.start for one in requests), max(one.stop for one in requests)
+        start, stop = min(request.start for request in requests), max(request.stop for request in requests)
         try:
-            data = (await self._connection.read(file.path, start, stop, file.version, file.what)).data
-            for one in requests:
-                if not one.answer.done():
-                    # A copy: a view would keep all of the data as long as any part of it.
-                    one.answer.set_result(data if len(requests) == 1 else data[one.start - start : one.stop - start])
-        except asyncio.CancelledError:  # the loop ends
+            fetched = await self._connection.read(file.path, start, stop, file.version, file.owner, has_slot=True)
+            data = fetched.data
+            for request in requests:
+                if not request.result.done():
+                    # A copy: a view would keep all of the data in memory as long as any part of it.
+                    part = data if len(requests) == 1 else data[request.start - start : request.stop - start]
+                    request.result.set_result(part)
+        except asyncio.CancelledError:  # the queue is closed, or the loop ends
             self._heap.clear()
-            for one in requests:
-                one.answer.cancel()
+            for request in requests:
+                request.result.cancel()
             raise
         except BaseException as error:
-            for one in requests:
-                if not one.answer.done():
-                    one.answer.set_exception(error)
-                    one.answer.exception()  # it is no matter if nobody wants to know any more
-        finally:
-            self._free += 1
-            self._dispatch()
+            for request in requests:
+                if not request.result.done():
+                    request.result.set_exception(error)
+                    request.result.exception()  # so that asyncio does not complain if nobody waits any more
 
 
 class RangeQueues:
     """The queue of each connection."""
 
     def __init__(self, storage: Storage) -> None:
-        self._storage = storage
         self._cache = None if storage.cache is None else DiskCache(storage.cache.path, storage.cache.limit)
         self._queues: dict[Connection, RangeQueue] = {}
 
     def get(self, connection: Connection) -> RangeQueue:
         if connection not in self._queues:
-            self._queues[connection] = RangeQueue(connection, self._storage.connections, self._cache)
+            self._queues[connection] = RangeQueue(connection, self._cache)
         return self._queues[connection]
 
     @property
@@ -240,11 +262,11 @@ class RangeQueues:
 
 
 async def drive(reading: Reading[Read], read: Callable[[Range], Coroutine[Any, Any, bytes]]) -> Read:
-    """Answer what a reader asks for."""
+    """Read the ranges that a sans-I/O reader requests, until it returns its result."""
     try:
-        wanted = next(reading)
+        ranges = next(reading)
         while True:
-            wanted = reading.send(await together(read(one) for one in wanted))
+            ranges = reading.send(await together(read(requested) for requested in ranges))
     except StopIteration as end:
         value: Read = end.value
         return value

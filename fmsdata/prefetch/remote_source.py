@@ -87,7 +87,8 @@ class RemoteSource:
 
     def open_shard(self, shard: int, data: pa.Buffer) -> Shard:
         """A shard that was fetched whole, checked against its counts."""
-        opened = open_shard(data, self._connection.url(self._remote[shard].path), self._files.column)
+        url = self._connection.url(self._remote[shard].path)
+        opened = open_shard(data, url, self._files.column, remote=True)
         self._require(shard, opened)
         return opened
 
@@ -140,7 +141,7 @@ class RemoteSource:
         """Check that a file is still the one that was listed, where reads do not say which version they are of."""
         file = self._remote[shard]
         if file.version is not None and not self._connection.sees_versions:
-            await self._connection.check(file.path, file.version, file.what)
+            await self._connection.check(file.path, file.version, file.owner)
 
     async def _drive(self, reading: Reading[Value], shard: int, urgency: Urgency) -> Value:
         file = self._remote[shard]

@@ -1,78 +1,27 @@
-"""TODO."""
+"""Lanes at work: reads lines, and reports each anchor and tally when a lane passes it.
+
+A lane drops an anchor whenever it leaves a chunk of lines behind. So the state of a lane is always its
+last anchor and a number of lines to skip. Saving it asks no iterator.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING
 
 from fmsdata.core.chunk import Chunk, Row
-from fmsdata.core.keys import Ints
 from fmsdata.core.lane import Lane
 from fmsdata.core.state import State, number, part
 from fmsdata.errors import StageError, StateError
-from fmsdata.planning.schedule import Turns
 from fmsdata.prefetch.open_files import OpenFiles
+from fmsdata.run.positions import Anchor, Milestone, Positions
 from fmsdata.run.tally import Tallies, Tally, count_tokens
 
 if TYPE_CHECKING:
     from fmsdata.run.rescalable import Rescalable
 
 
-class Anchor(NamedTuple):
-    """A moment that a lane can return to: the lines it had given, and the state of its pipeline then, as JSON."""
-
-    lane: int
-    lines: int
-    state: str
-
-
-Passed: TypeAlias = Anchor | Tally  # what lanes come by on their way, at some number of lines
-
-
-class Places:
-    """Where some lanes stand after a step: the lines taken of each, the last anchor before there, and the tallies.
-
-    Never changed, but replaced: whatever interrupts a step, the places are those before it or those after it.
-    """
-
-    def __init__(
-        self, step: int, lines: Mapping[int, int], anchors: Mapping[int, Anchor], tallies: Tallies, lanes: int
-    ) -> None:
-        self.step, self.lines, self.tallies = step, lines, tallies
-        self._anchors, self._lanes = anchors, lanes
-
-    def after(self, samples: Iterable[int], passed: Sequence[Passed]) -> "Places":
-        """The places one step on, in which these samples were taken and these anchors and tallies passed."""
-        taken = {sample % self._lanes: sample // self._lanes + 1 for sample in samples}
-        anchors, tallies = self._anchors, self.tallies
-        if passed:  # seldom: when windows turn over
-            anchors = {**anchors, **{one.lane: one for one in passed if isinstance(one, Anchor)}}
-            tallies = tallies.after([one for one in passed if isinstance(one, Tally)], self.lines)
-        return Places(self.step + 1, {**self.lines, **taken}, anchors, tallies, self._lanes)
-
-    def tokens(self) -> Ints:
-        """What was taken of each source, by the columns of tallies."""
-        return self.tallies.tokens(self.lines)
-
-    def turns(self) -> Turns:
-        return Turns(self.lines, self._lanes)
-
-    def state(self) -> dict[str, str]:
-        """Per lane, as JSON: the step, the lines taken, an anchor, and how many lines to drop after it."""
-        anchors = self._anchors
-        return {
-            str(lane): f'{{"step":{self.step},"lines":{lines},"skip":{lines - anchors[lane].lines},'
-            f'"anchor":{anchors[lane].state}}}'
-            for lane, lines in self.lines.items()
-        }
-
-    def states(self, lanes: Iterable[int]) -> dict[int, State]:
-        """The same of some of the lanes, as data."""
-        told = self.state()
-        return {lane: json.loads(told[str(lane)]) for lane in lanes}
-
-
 class Lanes:
-    """Some lanes at work."""
+    """Some lanes of a run, opened at their start or at saved states."""
 
     def __init__(
         self,
@@ -84,41 +33,37 @@ class Lanes:
         self.files = host or OpenFiles(len(lanes) / data.lanes)
         self._data, self._count = data, data.lanes
         self._running = {
-            lane: _RunningLane(
-                data,
-                data.lane(lane, self.files),
-                None if states is None else states[lane],
-            )
+            lane: _RunningLane(data, data.lane(lane, self.files), None if states is None else states[lane])
             for lane in lanes
         }
-        self._told = {lane: running.anchor for lane, running in self._running.items()}
+        self._reported = {lane: running.anchor for lane, running in self._running.items()}
 
-    def take(self, samples: Iterable[int]) -> tuple[list[Row], list[Passed]]:
-        """The next lines of the lanes of these samples, and what was passed."""
+    def take(self, samples: Iterable[int]) -> tuple[list[Row], list[Milestone]]:
+        """The lines of these samples, the next of their lanes, and the milestones passed."""
         rows: list[Row] = []
-        passed: list[Passed] = []
+        passed: list[Milestone] = []
         for sample in samples:
             running = self._running[sample % self._count]
             rows.append(running.take())
             if running.tallies:
                 passed += running.tallies
                 running.tallies = []
-            if running.anchor is not self._told[running.lane]:
-                self._told[running.lane] = running.anchor
+            if running.anchor is not self._reported[running.lane]:
+                self._reported[running.lane] = running.anchor
                 passed.append(running.anchor)
         return rows, passed
 
-    def places(self, step: int) -> Places:
+    def positions(self, step: int) -> Positions:
         """Where these lanes were opened."""
         lines = {lane: running.lines for lane, running in self._running.items()}
-        tallies = Tallies.at(self._data, (anchor.state for anchor in self._told.values()))
-        return Places(step, lines, dict(self._told), tallies, self._count)
+        tallies = Tallies.at(self._data, (anchor.state for anchor in self._reported.values()))
+        return Positions(step, lines, dict(self._reported), tallies, self._count)
 
 
 class _RunningLane:
     def __init__(self, data: "Rescalable", lane: Lane, state: State | None) -> None:
         self.lane, self._columns = lane.index, data.columns
-        self.tallies: list[Tally] = []  # of chunks that were begun, until somebody takes them
+        self.tallies: list[Tally] = []  # of chunks that were begun and not reported yet
         try:
             self.lines = number(state, "lines")
             self._row = number(state, "skip")
@@ -126,7 +71,7 @@ class _RunningLane:
                 raise StateError(f"'skip' is {self._row}, more than the {self.lines} lines taken")
             self._iterator = data.lines.open(lane, part(state, "anchor"))
         except (StateError, KeyError, TypeError, IndexError, ValueError) as error:
-            raise StateError(f"the state of lane {lane.index} can't be used: {error}") from None
+            raise unusable(lane.index, error) from None
         self._chunk: Chunk | None = None
         self._drop_anchor(0)
 
@@ -152,5 +97,12 @@ class _RunningLane:
         try:
             text = json.dumps(state, separators=(",", ":"))
         except (TypeError, ValueError) as error:
-            raise StageError(f"a stage's state must be plain data (numbers, strings, lists, dicts): {error}") from None
+            raise StageError(
+                f"the state of a stage must be plain data (numbers, strings, lists, dicts): {error}"
+            ) from None
         self.anchor = Anchor(self.lane, self.lines - self._row, text)
+
+
+def unusable(lane: int, error: Exception) -> StateError:
+    """The error for a saved state that a lane can't be opened with."""
+    return StateError(f"the state of lane {lane} can't be used: {error}")

@@ -1,35 +1,44 @@
-"""TODO."""
+"""The planned share of each source in any part of a run, from weights, phases and `max_epochs`.
+
+Nothing is read: sizes come from the counts.
+"""
 
 import math
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fmsdata.core.lane import full_name
 from fmsdata.core.stage import Stage
-from fmsdata.stages.mixture import Mixture, expected_tokens
+from fmsdata.stages.mixture import Mixture
 
 if TYPE_CHECKING:
     from fmsdata.run.rescalable import Rescalable
 
 
+class Leaf(NamedTuple):
+    """A stage with no stage below: its full name as a source, and its share of the mix."""
+
+    name: str
+    stage: Stage
+    share: float
+
+
 def source_sizes(stage: Stage) -> dict[str, int]:
-    """All sources of a pipeline by their full names, in order, and the tokens of one epoch of each."""
-    return {name: leaf.size().tokens for name, leaf, _ in sorted(leaves(stage), key=lambda leaf: leaf[0])}
+    """All sources of a pipeline by full name, sorted, and the tokens of one epoch of each."""
+    return {leaf.name: leaf.stage.size().tokens for leaf in sorted(leaves(stage), key=lambda leaf: leaf.name)}
 
 
-def wanted_shares(data: "Rescalable", begin: float, end: float) -> dict[str, float]:
-    """The share that each source should have of the tokens between two moments of the run, counted in tokens."""
-    return {name: share for name, _, share in leaves(data.lines, begin, end)}
+def planned_shares(data: "Rescalable", begin: float, end: float) -> dict[str, float]:
+    """The share that each source should have of the tokens `begin` to `end` of the run."""
+    return {leaf.name: leaf.share for leaf in leaves(data.lines, begin, end)}
 
 
-def leaves(
-    stage: Stage, begin: float = 0, end: float = 0, source: str = "", share: float = 1.0
-) -> Iterator[tuple[str, Stage, float]]:
-    """The stages that everything comes from, with their full names and their shares of the mix."""
+def leaves(stage: Stage, begin: float = 0, end: float = 0, source: str = "", share: float = 1.0) -> Iterator[Leaf]:
+    """The lowest stages of a pipeline, with their shares of the tokens `begin` to `end`."""
     children = stage.children()
     if not children:
-        yield source or str(getattr(stage, "name", type(stage).__name__)), stage, share
+        yield Leaf(source or stage.source_name(), stage, share)
     shares = _shares_between(stage, begin * share, end * share) if isinstance(stage, Mixture) else None
     for name, child in children.items():
         if shares is not None:
@@ -39,7 +48,7 @@ def leaves(
 
 
 def _shares_between(mixture: Mixture, begin: float, end: float) -> dict[str, float]:
-    """The weights, on average over the phases between two moments, and without sources that have ended."""
+    """The average weights over the phases from `begin` to `end`, without sources that have ended."""
     if any(stage.ends() for stage in mixture.sources.values()) and begin < end:
         before, after = (expected_tokens(mixture, tokens) for tokens in (begin, end))
         return {name: (after[name] - before[name]) / (end - begin) for name in mixture.sources}
@@ -48,3 +57,24 @@ def _shares_between(mixture: Mixture, begin: float, end: float) -> dict[str, flo
         return dict(mixture.phase_at(int(begin)).weights)
     parts = [(mixture.phase_at(int(a)).weights, (b - a) / (end - begin)) for a, b in pairwise([begin, *ends, end])]
     return {name: math.fsum(weights[name] * part for weights, part in parts) for name in mixture.sources}
+
+
+def expected_tokens(mixture: Mixture, tokens: float) -> dict[str, float]:
+    """The tokens that each source will have given when the mixture has given this many.
+
+    Phase by phase. A source that reaches its `max_epochs` gives its share to the others.
+    """
+    taken = dict.fromkeys(mixture.sources, 0.0)
+    most = {name: stage.total_tokens() for name, stage in mixture.sources.items()}
+    done = 0.0
+    while done < tokens:
+        phase = mixture.phase_at(math.floor(done))
+        active = {name: share for name, share in phase.weights.items() if share and taken[name] < most[name]}
+        total = math.fsum(active.values())
+        until = min(tokens, phase.until_tokens or tokens)
+        used_up = {name: done + (most[name] - taken[name]) * total / share for name, share in active.items()}
+        now = min([until, *used_up.values()])
+        for name, share in active.items():
+            taken[name] = most[name] if used_up[name] <= now else taken[name] + (now - done) * share / total
+        done = now
+    return taken

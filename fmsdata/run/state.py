@@ -1,9 +1,9 @@
-"""The state of a run as plain data: what is in it, and whether it belongs to the run that wants to go on with it.
+"""The state of a run as plain data: what is in it, and whether it belongs to the run that resumes.
 
-Keys that every rank has (`version`, `step`, `history`, `pipeline`) have the same value on all of them, and lanes
-are keyed by their number. So the states of any number of ranks can be laid into one dict, which is what
-torch.distributed.checkpoint does with them. A lane and the pipeline are JSON texts: one value each to store,
-and nothing that a caller could change behind the loader's back.
+The keys `version`, `step`, `history` and `pipeline` have the same value on all ranks, and lanes are
+keyed by their number. So the states of any number of ranks can be merged into one dict, as
+torch.distributed.checkpoint does. A lane and the pipeline are JSON texts: one value each to store, and
+nothing that a caller can modify in place.
 """
 
 import json
@@ -18,16 +18,16 @@ VERSION = 2
 
 
 class Saved(NamedTuple):
-    """What a loader goes on from."""
+    """The content of saved states, for some lanes."""
 
     step: int
     history: list[Segment]
-    pipeline: State  # that it was saved with
+    pipeline: State  # the description that was saved
     lanes: dict[int, State]
 
 
 def pack_state(pipeline: str, lanes: Mapping[str, str], *, step: int, history: Sequence[Segment]) -> State:
-    """One rank's state: its lanes, a description of all that their order depends on, and the run's history."""
+    """The state of one rank: its lanes, the description of the pipeline, the history of the run."""
     return {
         "version": VERSION,
         "step": step,
@@ -38,38 +38,35 @@ def pack_state(pipeline: str, lanes: Mapping[str, str], *, step: int, history: S
 
 
 def unpack_states(states: State | Sequence[State], description: State, lanes: Sequence[int]) -> Saved:
-    """What is saved of these lanes, from one rank's state or from those of several ranks.
+    """What is saved of these lanes, in the state of one rank or in those of several ranks.
 
-    Raises if they do not belong here, or not together. The description is that of the run which goes on: the
-    seed and the lanes must be the same, and whether it can go on with the rest is told by `fmsdata.edits`.
+    Raises if the states do not belong together, or not to this run. The description is that of the
+    run that resumes: the seed and the number of lanes must be the same. Whether it can resume with
+    the other differences is decided by `fmsdata.run.edits`.
     """
     if not isinstance(states, Mapping | list | tuple):
-        raise StateError(f"a state is a dict, or the list of all ranks' dicts, not {type(states).__name__}")
+        raise StateError(f"a state must be a dict, or the list of the dicts of all ranks, not {type(states).__name__}")
     many = [states] if isinstance(states, Mapping) else list(states)
-    wanted = set(map(str, lanes))
+    requested = set(map(str, lanes))
     found: dict[str, str] = {}
     for state in many:
         _check(state, description)
-        for name, what in (
-            ("step", "of different steps"),
-            ("history", "of runs with another past"),
-            ("pipeline", "of different pipelines"),
-        ):
+        for name in ("step", "history", "pipeline"):
             if state[name] != many[0][name]:
                 raise StateError(
-                    f"the states are {what}: {name} {many[0][name]} and {state[name]}; "
-                    "give those of one step of one run"
+                    f"the states differ in {name}: {many[0][name]} and {state[name]}; "
+                    "give the states of one step of one run"
                 )
-        for lane in wanted & state["lanes"].keys():
+        for lane in requested & state["lanes"].keys():
             if found.setdefault(lane, state["lanes"][lane]) != state["lanes"][lane]:
-                raise StateError(f"lane {lane} is in two states, at different places; give the states of one run")
+                raise StateError(f"lane {lane} is in two states, at different positions; give the states of one run")
     missing = [lane for lane in lanes if str(lane) not in found]
     if missing:
         given = sorted({int(lane) for state in many for lane in state["lanes"]})
         raise StateError(
-            f"no state for lane {_few(missing)}: given were lanes {_few(given) or 'none'}"
+            f"no state for lane {_few(missing)}: the given states hold lanes {_few(given) or 'none'}"
             + (f", saved by one of {many[0]['history'][-1][1]} ranks" if len(many) == 1 else "")
-            + "; on another number of ranks, give the list of all ranks' states"
+            + "; on a different number of ranks, give the list of the states of all ranks"
         )
     step = many[0]["step"] if many else 0
     history = [Segment(*segment) for segment in many[0]["history"]] if many else []
@@ -82,10 +79,10 @@ def _lane(lane: int, text: str, step: int) -> State:
     try:
         state = dict(json.loads(text))
     except (TypeError, ValueError):
-        raise StateError(f"the state of lane {lane} is not JSON: it is torn or was edited") from None
+        raise StateError(f"the state of lane {lane} is not JSON: it is damaged or was edited") from None
     if number(state, "step") != step:
         raise StateError(
-            f"the state of lane {lane} is of step {state['step']} and the others are of step {step}: "
+            f"the state of lane {lane} is from step {state['step']}, but the run is at step {step}: "
             "they were not saved together"
         )
     return state
@@ -93,7 +90,7 @@ def _lane(lane: int, text: str, step: int) -> State:
 
 def _check(state: Any, description: State) -> None:
     if not isinstance(state, Mapping) or not isinstance(state.get("version"), int):
-        raise StateError("this is not a loader's state: it has no version")
+        raise StateError("this is not the state of a loader: it has no version")
     if state["version"] != VERSION:
         raise StateError(
             f"the state has version {state['version']} and this fmsdata reads version {VERSION}; "
@@ -102,11 +99,11 @@ def _check(state: Any, description: State) -> None:
     number(dict(state), "step")
     saved = _pipeline(state)
     if not isinstance(state.get("lanes"), Mapping) or not all(str(lane).isdecimal() for lane in state["lanes"]):
-        raise StateError("the state has no lanes: it is torn or was edited")
+        raise StateError("the state has no lanes: it is damaged or was edited")
     if not _is_history(state.get("history")):
-        raise StateError(f"the state's history is {state.get('history')!r}: it is torn or was edited")
+        raise StateError(f"the history in the state is {state.get('history')!r}: it is damaged or was edited")
     for name, why in (
-        ("seed", "the order of everything follows from it"),
+        ("seed", "the order of the stream depends on it"),
         ("lanes", "it is fixed for a run"),
     ):
         if saved.get(name) != description[name]:
@@ -119,7 +116,7 @@ def _pipeline(state: Mapping[str, Any]) -> State:
     try:
         return dict(json.loads(state["pipeline"]))
     except (KeyError, TypeError, ValueError):
-        raise StateError("the state does not tell its pipeline: it is torn or was edited") from None
+        raise StateError("the state does not describe its pipeline: it is damaged or was edited") from None
 
 
 def _is_history(history: Any) -> bool:
@@ -129,7 +126,7 @@ def _is_history(history: Any) -> bool:
         and all(
             isinstance(segment, list)
             and len(segment) == 3
-            and all(type(one) is int and one >= 0 for one in segment)
+            and all(type(value) is int and value >= 0 for value in segment)
             and min(segment[1:]) > 0
             for segment in history
         )

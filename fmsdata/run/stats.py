@@ -1,28 +1,27 @@
-"""Progress for the trainer: what was consumed of each source, how fast, and how long the trainer waited.
+"""Stats for the trainer: tokens consumed of each source, throughput, and time spent waiting.
 
-A lane that reads a chunk of lines knows in which order they will be taken. So it counts once, for the whole chunk,
-the tokens of each source in the first k lines, for every k: a tally. It travels with the lines, and the loader
-looks up how many of them were taken. Nothing is counted line by line, and what was read ahead does not count.
+Tokens are looked up in the tallies of the lanes (`fmsdata.run.tally`), and shares are compared with the
+planned ones (`fmsdata.run.shares`). A `Meter` measures the time.
 """
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from fmsdata.core.keys import Ints
 from fmsdata.errors import ConfigError
+from fmsdata.run.shares import planned_shares
 from fmsdata.storage.stats import StorageStats
 
 if TYPE_CHECKING:
-    from fmsdata.run.lanes import Places
+    from fmsdata.run.positions import Positions
     from fmsdata.run.rescalable import Rescalable
-from fmsdata.run.shares import wanted_shares
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
-    """Some time of a training: how long, how many tokens came, and how long the trainer waited for batches."""
+class Throughput:
+    """A period of training: its length, its tokens, and how long the trainer waited for batches."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -36,8 +35,8 @@ class Pace:
     def waited_share(self) -> float:
         return self.waited / self.seconds if self.seconds else 0.0
 
-    def since(self, earlier: "Pace") -> "Pace":
-        return Pace(
+    def since(self, earlier: "Throughput") -> "Throughput":
+        return Throughput(
             seconds=self.seconds - earlier.seconds,
             tokens=self.tokens - earlier.tokens,
             waited=self.waited - earlier.waited,
@@ -46,24 +45,25 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceStats:
-    """One source: its tokens and epochs since the run began, its share since the loader was made or loaded.
+    """One source: tokens and epochs since the start of the run, and its share of the recent tokens.
 
-    `wanted` is the share that it should have had of these: with the weights of the phases in which they came.
+    Recent tokens are those since the loader was created or resumed. `wanted` is the planned share of
+    them, from the weights of the phases in which they came.
     """
 
     tokens: int
-    recent_tokens: int  # since the loader was made or loaded
+    recent_tokens: int
     share: float
     wanted: float
     epochs: float
-    epoch_tokens: int  # that one epoch has
+    epoch_tokens: int  # tokens of one epoch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
-    """What a rank has consumed of its lanes since the run began, and how fast since the loader was made or loaded.
+    """What a rank has consumed of its lanes since the start of the run, and how fast.
 
-    Tokens are stored ones: delimiters and padding don't count.
+    Only stored tokens count: not delimiters, not padding.
 
     >>> for step, batch in enumerate(loader):                            # doctest: +SKIP
     ...     train(batch)
@@ -74,42 +74,47 @@ class Stats:
     step: int
     samples: int
     tokens: int
-    overall: Pace  # since the first batch that this loader was asked for
-    recent: Pace  # since the last call of stats()
+    overall: Throughput  # since the first batch was requested from this loader
+    recent: Throughput  # since the last call of `stats()`
     sources: dict[str, SourceStats]
-    lanes: int  # that were counted ...
-    lanes_of_run: int  # ... of this many
-    storage: StorageStats = field(default_factory=StorageStats)  # of shards that are not on a local disk
+    lanes: int  # the lanes that were counted
+    lanes_of_run: int
+    storage: StorageStats = field(default_factory=StorageStats)  # requests for remote shards
 
     @classmethod
     def total(cls, ranks: Sequence["Stats"]) -> "Stats":
-        """The stats of all ranks together. Tokens add up; of times, the longest counts, as ranks wait for each other.
+        """The stats of all ranks together: sums of tokens, and the longest times.
+
+        Ranks wait for each other, so times don't add up.
 
         >>> total = Stats.total(gathered)     # doctest: +SKIP
         """
         if not ranks:
-            raise ConfigError("there are no stats to add up; give those of every rank")
+            raise ConfigError("there are no stats to add up; give the stats of every rank")
         first = ranks[0]
-        lanes = sum(one.lanes for one in ranks)
-        for one in ranks:
-            if one.step != first.step or one.sources.keys() != first.sources.keys():
+        lanes = sum(stats.lanes for stats in ranks)
+        for stats in ranks:
+            if stats.step != first.step or stats.sources.keys() != first.sources.keys():
                 raise ConfigError(
-                    f"stats of step {first.step} with sources {', '.join(first.sources)} and of step {one.step} with "
-                    f"sources {', '.join(one.sources)} don't add up; give those of one step of one run"
+                    f"can't add stats of step {first.step} with sources {', '.join(first.sources)} and of step "
+                    f"{stats.step} with sources {', '.join(stats.sources)}; give the stats of one step of one run"
                 )
         if lanes > first.lanes_of_run:
-            raise ConfigError(f"these are {lanes} lanes of {first.lanes_of_run}: give the stats of each rank once")
+            raise ConfigError(
+                f"these stats are of {lanes} lanes, but the run has {first.lanes_of_run}; "
+                "give the stats of each rank once"
+            )
         return cls(
             step=first.step,
-            samples=sum(one.samples for one in ranks),
-            tokens=sum(one.tokens for one in ranks),
-            overall=_together([one.overall for one in ranks]),
-            recent=_together([one.recent for one in ranks]),
+            samples=sum(stats.samples for stats in ranks),
+            tokens=sum(stats.tokens for stats in ranks),
+            overall=_of_all_ranks([stats.overall for stats in ranks]),
+            recent=_of_all_ranks([stats.recent for stats in ranks]),
             sources={
                 name: _source(
-                    sum(one.sources[name].tokens for one in ranks),
-                    sum(one.sources[name].recent_tokens for one in ranks),
-                    total=sum(one.recent_tokens for two in ranks for one in two.sources.values()),
+                    sum(stats.sources[name].tokens for stats in ranks),
+                    sum(stats.sources[name].recent_tokens for stats in ranks),
+                    total=sum(source.recent_tokens for stats in ranks for source in stats.sources.values()),
                     wanted=source.wanted,
                     epoch_tokens=source.epoch_tokens,
                     lanes=lanes / first.lanes_of_run,
@@ -118,11 +123,11 @@ class Stats:
             },
             lanes=lanes,
             lanes_of_run=first.lanes_of_run,
-            storage=sum((one.storage for one in ranks), StorageStats()),
+            storage=sum((stats.storage for stats in ranks), StorageStats()),
         )
 
     def as_scalars(self, prefix: str = "data") -> dict[str, float]:
-        """All numbers by name, for TensorBoard and the like: `data/tokens`, `data-share/web` and so on.
+        """All numbers by name, for TensorBoard and the like: `data/tokens`, `data-share/web`, ...
 
         >>> for name, value in loader.stats().as_scalars().items():     # doctest: +SKIP
         ...     writer.add_scalar(name, value, step)
@@ -137,10 +142,13 @@ class Stats:
             f"{prefix}/waited_share_overall": self.overall.waited_share,
         }
         if self.storage:
-            scalars |= {f"{prefix}-storage/{one.name}": getattr(self.storage, one.name) for one in fields(self.storage)}
+            scalars |= {f"{prefix}-storage/{name}": value for name, value in asdict(self.storage).items()}
         for name, source in self.sources.items():
             scalars |= {
-                f"{prefix}-{what}/{name}": getattr(source, what) for what in ("tokens", "share", "wanted", "epochs")
+                f"{prefix}-tokens/{name}": source.tokens,
+                f"{prefix}-share/{name}": source.share,
+                f"{prefix}-wanted/{name}": source.wanted,
+                f"{prefix}-epochs/{name}": source.epochs,
             }
         return {name: float(value) for name, value in scalars.items()}
 
@@ -157,16 +165,16 @@ class Stats:
         )
 
 
-def _together(paces: Sequence[Pace]) -> Pace:
-    return Pace(
-        seconds=max(pace.seconds for pace in paces),
-        tokens=sum(pace.tokens for pace in paces),
-        waited=max(pace.waited for pace in paces),
+def _of_all_ranks(ranks: Sequence[Throughput]) -> Throughput:
+    return Throughput(
+        seconds=max(rank.seconds for rank in ranks),
+        tokens=sum(rank.tokens for rank in ranks),
+        waited=max(rank.waited for rank in ranks),
     )
 
 
 def _source(tokens: int, recent: int, *, total: int, wanted: float, epoch_tokens: int, lanes: float) -> SourceStats:
-    """`lanes` is the part of the run's lanes that was counted: the others are taken to be like them."""
+    """`lanes` is the share of all lanes that was counted. The others are assumed to be like them."""
     return SourceStats(
         tokens=tokens,
         recent_tokens=recent,
@@ -179,13 +187,13 @@ def _source(tokens: int, recent: int, *, total: int, wanted: float, epoch_tokens
 
 @dataclass
 class Meter:
-    """Times a trainer from its first batch on: `with meter:` is around the waiting for one."""
+    """Measures time from the first batch on. Put `with meter:` around each wait for a batch."""
 
-    begun: Ints  # the tokens that a loader began with, by the columns of tallies
+    begun: Ints  # the tokens that were taken when the loader started, by the columns of tallies
     _began: float | None = None
     _waiting_since: float = 0.0
     _waited: float = 0.0
-    _last: Pace = field(default_factory=Pace)
+    _last: Throughput = field(default_factory=Throughput)
 
     def __enter__(self) -> None:
         self._waiting_since = time.perf_counter()
@@ -195,23 +203,23 @@ class Meter:
     def __exit__(self, *error: object) -> None:
         self._waited += time.perf_counter() - self._waiting_since
 
-    def stats(self, data: "Rescalable", places: "Places", storage: StorageStats) -> Stats:
-        """The stats of lanes that stand at these places, for which so much was fetched."""
-        columns = places.tokens()
-        here = columns - places.tallies.refilled - self.begun
-        now = Pace(
+    def stats(self, data: "Rescalable", positions: "Positions", storage: StorageStats) -> Stats:
+        """The stats of lanes at these positions."""
+        columns = positions.tokens()
+        here = columns - positions.tallies.refilled - self.begun
+        now = Throughput(
             seconds=0.0 if self._began is None else time.perf_counter() - self._began,
             tokens=int(here.sum()),
             waited=self._waited,
         )
         recent, self._last = now.since(self._last), now
-        lanes, total = len(places.lines), int(columns.sum())
-        all_lanes = data.lanes / lanes  # the others are taken to be like these
-        wanted = wanted_shares(data, (total - now.tokens) * all_lanes, total * all_lanes)
+        lanes, total = len(positions.lines), int(columns.sum())
+        all_lanes = data.lanes / lanes  # the others are assumed to be like these
+        planned = planned_shares(data, (total - now.tokens) * all_lanes, total * all_lanes)
         of_sources = int(here[:-1].sum())
         return Stats(
-            step=places.step,
-            samples=sum(places.lines.values()),
+            step=positions.step,
+            samples=sum(positions.lines.values()),
             tokens=total,
             overall=now,
             recent=recent,
@@ -220,7 +228,7 @@ class Meter:
                     tokens,
                     recent,
                     total=of_sources,
-                    wanted=wanted[name],
+                    wanted=planned[name],
                     epoch_tokens=size,
                     lanes=lanes / data.lanes,
                 )

@@ -1,4 +1,10 @@
-"""TODO."""
+"""Tallies: the tokens consumed of each source, counted once per chunk.
+
+A lane that reads a chunk of lines knows in which order they will be taken. So it counts the tokens of
+each source in the first 0, 1, 2, ... lines once, for the whole chunk: a tally. It travels with the
+lines, and the loader looks up how many of them were taken. Nothing is counted line by line, and lines
+that were only read ahead do not count.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -6,9 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fmsdata.core.chunk import BUFFER, DOCUMENT, LENGTH, TAIL, Chunk
+from fmsdata.core.chunk import Chunk
 from fmsdata.core.keys import Ints
 from fmsdata.core.lane import full_name
+from fmsdata.core.spans import BUFFER, DOCUMENT, LENGTH, TAIL
 from fmsdata.core.stage import Stage
 from fmsdata.core.state import State, number
 from fmsdata.stages.mixture import Mixture
@@ -18,9 +25,10 @@ if TYPE_CHECKING:
 
 
 class Tally(NamedTuple):
-    """The stored tokens per source in the first 0, 1, 2, ... lines of a chunk that a lane began after `lines` lines.
+    """The stored tokens per source in the first 0, 1, 2, ... lines of a chunk.
 
-    The columns are the sources of the pipeline in the order of their names, and one for all others.
+    The lane began the chunk after `lines` lines. The columns are the sources of the pipeline, sorted
+    by name, and one more for all other sources.
     """
 
     lane: int
@@ -39,16 +47,16 @@ def count_tokens(chunk: Chunk, columns: Mapping[str, int]) -> Ints:
 
 
 class Tallies:
-    """What was taken of some lanes. Never changed, but replaced, as places are."""
+    """The current tally of each lane, and the tokens before them. Never changed, only replaced."""
 
     def __init__(self, before: Ints, current: Mapping[int, Tally], refilled: Ints) -> None:
-        self._before = before  # tokens of all lanes in front of their tallies
+        self._before = before  # tokens of all lanes before their current tallies
         self._current = current
-        self.refilled = refilled  # tokens of lines that were taken before the lanes were opened, in their tallies
+        self.refilled = refilled  # tokens in current tallies that were taken before the lanes were opened
 
     @classmethod
     def at(cls, data: "Rescalable", anchors: Iterable[str]) -> "Tallies":
-        """Of lanes that stand at these states and have read nothing yet."""
+        """For lanes that are at these states and have read nothing yet."""
         before = np.zeros(len(data.columns) + 1, np.int64)
         for anchor in anchors:
             for name, tokens in _taken(data.lines, json.loads(anchor)):
@@ -56,13 +64,13 @@ class Tallies:
         return cls(before, {}, np.zeros_like(before))
 
     def after(self, passed: Sequence[Tally], lines: Mapping[int, int]) -> "Tallies":
-        """These tallies one step on, in which chunks were begun. `lines` are those taken before the step."""
+        """The tallies one step later, in which these were passed. `lines` were taken before the step."""
         if not passed:
             return self
         before, current, refilled = self._before.copy(), dict(self._current), self.refilled
         for tally in passed:
             last = current.get(tally.lane)
-            if last is not None:  # the lane got as far as here, or was opened here again
+            if last is not None:  # the lane has read up to here, or was opened here again
                 before += last.tokens[tally.lines - last.lines]
             if tally.lane not in self._current:
                 taken = min(max(0, lines[tally.lane] - tally.lines), len(tally.tokens) - 1)
@@ -71,20 +79,20 @@ class Tallies:
         return Tallies(before, current, refilled)
 
     def tokens(self, lines: Mapping[int, int]) -> Ints:
-        """Per column, the tokens of all lanes when this many lines of each are taken."""
+        """Per column, the tokens of all lanes after this many lines of each."""
         rows = [tally.tokens[lines[lane] - tally.lines] for lane, tally in self._current.items()]
         total: Ints = np.concatenate([self._before, *rows]).reshape(len(rows) + 1, -1).sum(axis=0)
         return total
 
 
 def _taken(stage: Stage, state: State, source: str = "") -> Iterator[tuple[str, int]]:
-    """What mixtures have taken of each source, according to a state of this stage."""
+    """The tokens that mixtures have taken of each source, according to a state of this stage."""
     if isinstance(stage, Mixture):
-        for name, mine in state["sources"].items():  # also those that were removed from the mix
+        for name, saved in state["sources"].items():  # also sources that were removed from the mix
             full = full_name(source, name)
-            inner = list(_taken(stage.sources[name], mine["below"], full)) if name in stage.sources else []
-            yield from inner or [(full, number(mine, "taken"))]
+            inner = list(_taken(stage.sources[name], saved["below"], full)) if name in stage.sources else []
+            yield from inner or [(full, number(saved, "taken"))]
         return
     for child in stage.children().values():
-        below = state.get("below")  # a stage that keeps no state of its own tells that of the one below
+        below = state.get("below")  # a stage without a state of its own has the state of the stage below
         yield from _taken(child, below if isinstance(below, dict) else state, source)

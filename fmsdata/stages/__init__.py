@@ -1,1 +1,1 @@
-"""The stages of a pipeline, one file each."""
+"""The stages of a pipeline, one file or folder each."""

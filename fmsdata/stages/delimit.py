@@ -1,17 +1,19 @@
-"""Delimit: a BOS token in front of each document and an EOS token behind it, where it has none yet.
+"""Delimit: a BOS token before each document and an EOS token after it, unless it already has them.
 
-A document that comes in parts (see `fmsdata.rest`) has them at its own start and end only.
+A document that comes in parts (see `fmsdata.stages.leftovers`) gets them only at its own start and end.
 """
 
 from fmsdata.core.checks import token
-from fmsdata.core.chunk import BEGINS, CONTINUED, UNFINISHED, Chunk
+from fmsdata.core.chunk import Chunk
+from fmsdata.core.iterator import StageIterator
 from fmsdata.core.lane import Lane
-from fmsdata.core.stage import Stage, StageIterator
+from fmsdata.core.spans import BEGINS, CONTINUED, UNFINISHED
+from fmsdata.core.stage import Stage
 from fmsdata.core.state import State
 
 
 class Delimit(Stage):
-    """Documents that begin with `bos` and end with `eos`; None leaves that end alone.
+    """Documents that begin with `bos` and end with `eos`; None leaves that end unchanged.
 
     >>> docs = Delimit(mix, bos=1, eos=2)     # doctest: +SKIP
     """
@@ -26,7 +28,7 @@ class Delimit(Stage):
 
 
 class _DelimitIterator(StageIterator):
-    """One document in, one out: the state is that of the stage below."""
+    """One document in, one document out: the state is that of the stage below."""
 
     def __init__(self, stage: Delimit, lane: Lane, state: State | None) -> None:
         self._below = stage.below.open(lane, state)

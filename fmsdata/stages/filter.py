@@ -1,4 +1,4 @@
-"""TODO."""
+"""Filter: keeps the items for which a function returns true."""
 
 from collections.abc import Callable, Iterable
 
@@ -7,7 +7,7 @@ from fmsdata.core.stage import Stage
 
 
 class Filter(Stage):
-    """Only the items for which a function is true.
+    """Only the items for which a function returns true.
 
     >>> long = Filter(docs, lambda document: len(document) > 100)     # doctest: +SKIP
     """

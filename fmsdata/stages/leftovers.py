@@ -1,49 +1,63 @@
-"""The rest of a source: tokens that were planned into lines which no trainer took, because the mix was edited.
+"""Leftovers: tokens that were planned into lines which no trainer took, because the mix was edited.
 
-When a run goes on with another mix, the lines in progress are given up, and the tokens in them go back to where they
-came from: each source first gives its rest, and then goes on. A rest is a place that the source can return to, and
-which runs of tokens from there on are still to be given: no tokens, and nothing that depends on the old mix.
+When a run resumes with a different mix, the lines in progress are given up and the tokens in them go
+back to their sources: each source first gives its leftover, and then continues. A leftover is a
+position that the source can return to, and the ranges of tokens from there on that it still has to
+give. It holds no tokens, and nothing that depends on the old mix.
 """
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from fmsdata.core.chunk import BEGINS, CONTINUED, DOCUMENT, LENGTH, POSITION, TAIL, UNFINISHED, Buffer, Chunk
+from fmsdata.core.chunk import Chunk
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.core.lane import Lane
+from fmsdata.core.ranges import merge
+from fmsdata.core.spans import (
+    BEGINS,
+    BUFFER,
+    CONTINUED,
+    DOCUMENT,
+    LENGTH,
+    POSITION,
+    START,
+    TAIL,
+    UNFINISHED,
+    Buffer,
+)
 from fmsdata.core.stage import Stage
-from fmsdata.core.state import State, number, part, signed_number
+from fmsdata.core.state import State
 from fmsdata.errors import StateError
-from fmsdata.stages.token_run import Run
+from fmsdata.stages.pack.token_run import TokenRun
 
-Runs: TypeAlias = list[tuple[int, int]]  # from which token up to which, in order, apart from each other
+Runs: TypeAlias = list[tuple[int, int]]  # ranges of tokens: in order, with gaps between them
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rest:
-    """Which tokens of a source are still to be given before it goes on, counted from a place of it."""
+class Leftover:
+    """The tokens that a source gives before it continues, as offsets from a position in it."""
 
     start: State
     runs: Runs
-    length: int  # tokens from there to where the source goes on
+    length: int  # tokens from `start` to where the source continues
 
     @staticmethod
-    def read(told: Any) -> "Rest | None":
-        """The rest that a state tells of, if there is one."""
-        if told is None:
+    def parse(saved: Any) -> "Leftover | None":
+        """The leftover in a saved state, if there is one."""
+        if saved is None:
             return None
         try:
-            runs = [(int(begin), int(end)) for begin, end in told["runs"]]
-            places = [place for run in runs for place in run]
-            if not runs or places != sorted(set(places)) or not 0 <= places[0] < places[-1] <= told["length"]:
+            runs = [(int(begin), int(end)) for begin, end in saved["runs"]]
+            edges = [edge for run in runs for edge in run]
+            if not runs or edges != sorted(set(edges)) or not 0 <= edges[0] < edges[-1] <= saved["length"]:
                 raise ValueError
-            return Rest(start=dict(told["start"]), runs=runs, length=int(told["length"]))
+            return Leftover(start=dict(saved["start"]), runs=runs, length=int(saved["length"]))
         except (TypeError, ValueError, KeyError):
-            raise StateError(f"'rest' is {told!r} where the rest of a source belongs: the state was edited") from None
+            raise StateError(
+                f"'rest' is {saved!r}, expected the leftover of a source: the state is damaged or was edited"
+            ) from None
 
     def plain(self) -> State:
         return {"start": self.start, "runs": self.runs, "length": self.length}
@@ -52,96 +66,54 @@ class Rest:
     def tokens(self) -> int:
         return sum(end - begin for begin, end in self.runs)
 
-    def after(self, place: int) -> "Rest | None":
-        """What is left of it behind a place."""
-        runs = [(max(begin, place), end) for begin, end in self.runs if end > place]
+    def after(self, offset: int) -> "Leftover | None":
+        """The part of it from an offset on."""
+        runs = [(max(begin, offset), end) for begin, end in self.runs if end > offset]
         return replace(self, runs=runs) if runs else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceState:
-    """Where a source of a mixture stands in a lane."""
+class LeftoverFirst:
+    """Reads a source in a lane: first its leftover, then where it continues.
 
-    taken: int = 0  # tokens
-    shift: int = 0  # its lead is that much more than it has given: less, after weights changed
-    rest: Rest | None = None
-    below: State | None = None
-
-
-def pack_sources(sources: Mapping[str, SourceState]) -> State:
-    """The state of a mixture. What few lanes have, after an edit, is one text, so that it costs the others nothing."""
-    edited = {
-        name: {"shift": one.shift, "rest": None if one.rest is None else one.rest.plain()}
-        for name, one in sources.items()
-        if one.shift or one.rest
-    }
-    return {
-        "sources": {name: {"taken": one.taken, "below": one.below} for name, one in sources.items()},
-        "edited": json.dumps(edited, separators=(",", ":")) if edited else "",
-    }
-
-
-def unpack_sources(state: State) -> dict[str, SourceState]:
-    """The reverse."""
-    try:
-        edited = dict(json.loads(state["edited"])) if state["edited"] else {}
-    except (KeyError, TypeError, ValueError):
-        raise StateError(f"'edited' is {state.get('edited')!r}: the state is torn or was edited by hand") from None
-    sources = {}
-    for name in part(state, "sources") or {}:
-        mine = part(part(state, "sources"), name)
-        more = part(edited, name) if name in edited else None
-        sources[name] = SourceState(
-            taken=number(mine, "taken"),
-            shift=signed_number(more, "shift"),
-            rest=Rest.read(more["rest"]) if more else None,
-            below=part(mine, "below"),
-        )
-    return sources
-
-
-class WithRest:
-    """A source that first gives its rest. In the marks of a lane that wants them, tokens count from where that starts.
-
-    It has a place where other iterators have a state: the rest, and the source's state behind it.
+    It has a position where other iterators have a state: the leftover, and the state of the source
+    after it. If the lane asks for marks, they count tokens from where this iterator started.
     """
 
-    def __init__(self, stage: Stage, lane: Lane, rest: Rest | None, below: State | None) -> None:
+    def __init__(self, stage: Stage, lane: Lane, leftover: Leftover | None, below: State | None) -> None:
         self._marks = lane.source if lane.marks else None
-        self._rest = rest
-        self._behind = below  # where the source goes on behind the rest
+        self._leftover = leftover
+        self._after = below  # where the source continues after the leftover
         self._stage, self._lane = stage, lane
-        self._iterator = stage.open(lane, below if rest is None else rest.start)
-        self._place = 0  # tokens from where it starts to the end of the chunk that was read last
-        self._ends: Ints = np.zeros(1, np.int64)  # of the rest's items, where each ends; and before that, the place
+        self._iterator = stage.open(lane, below if leftover is None else leftover.start)
+        self._read = 0  # tokens from the start to the end of the last chunk
+        # Where each item of a leftover's chunk ends; the first entry is where the chunk starts.
+        self._ends: Ints = np.zeros(1, np.int64)
 
     def read(self) -> Chunk:
-        while self._rest is not None:
+        while self._leftover is not None:
             self._ends = self._ends[-1:]
-            if self._place < self._rest.runs[-1][1]:
-                chunk = self._rest_of(self._rest, self._marked(self._iterator.read()))
+            if self._read < self._leftover.runs[-1][1]:
+                chunk = self._part_in(self._leftover, self._marked(self._iterator.read()))
                 if len(chunk):
                     return chunk
             else:
-                self._place, self._rest = self._rest.length, None
-                self._iterator = self._stage.open(self._lane, self._behind)
+                self._read, self._leftover = self._leftover.length, None
+                self._iterator = self._stage.open(self._lane, self._after)
         return self._marked(self._iterator.read())
 
-    def place(self, taken: int) -> tuple[Rest | None, State | None]:
-        """The place after the first `taken` items of the chunk that was read last."""
-        if self._rest is None:
+    def position(self, taken: int) -> tuple[Leftover | None, State | None]:
+        """The position after the first `taken` items of the last chunk."""
+        if self._leftover is None:
             return None, self._iterator.state(taken)
-        return self._rest.after(int(self._ends[taken])), self._behind
+        return self._leftover.after(int(self._ends[taken])), self._after
 
-    def _rest_of(self, rest: Rest, chunk: Chunk) -> Chunk:
-        """The parts of these documents that are in the rest."""
-        run = Run(chunk)
-        first = self._place - int(run.document_ends[-1])
-        begins, ends = np.array(rest.runs).T - first
+    def _part_in(self, leftover: Leftover, chunk: Chunk) -> Chunk:
+        """The parts of these documents that are in the leftover."""
+        run = TokenRun(chunk)
+        first = self._read - len(run)
+        begins, ends = np.array(leftover.runs).T - first
         inner = np.concatenate([begins, ends])
-        edges = np.unique(
-            np.concatenate([[0], run.document_ends, inner[(inner > 0) & (inner < run.document_ends[-1])]])
-        )
+        edges = np.unique(np.concatenate([[0], run.document_ends, inner[(inner > 0) & (inner < len(run))]]))
         which = np.searchsorted(begins, edges[:-1], side="right") - 1
         kept = np.flatnonzero((which >= 0) & (edges[:-1] < ends[which]))
         if not len(kept):
@@ -154,45 +126,30 @@ class WithRest:
         return Chunk(parts.buffers, spans, parts.first)
 
     def _marked(self, chunk: Chunk) -> Chunk:
-        """Count the tokens, and, where marks are wanted, tell of each which it is."""
-        before = self._place
+        """Count the tokens. If the lane asks for marks, replace provenance by offsets from the start."""
+        before = self._read
         lengths = chunk.lengths()
-        self._place += int(lengths.sum())
+        self._read += int(lengths.sum())
         if self._marks is None:
             return chunk
         if len(chunk.spans) > len(chunk) or chunk.spans[:, TAIL].any():
             tokens = np.concatenate([item.tokens for item in chunk])
             spans = np.zeros((len(chunk), chunk.spans.shape[1]), np.int64)
-            spans[:, 1], spans[:, LENGTH], spans[:, BEGINS] = offsets(lengths)[:-1], lengths, 1
+            spans[:, START], spans[:, LENGTH], spans[:, BEGINS] = offsets(lengths)[:-1], lengths, 1
             chunk = Chunk([Buffer(tokens)], spans, np.arange(len(chunk) + 1))
         spans = chunk.spans.copy()
         spans[:, DOCUMENT] = 0
         spans[:, POSITION] = before + offsets(lengths)[:-1]
-        buffers = [Buffer(one.tokens, self._marks) for one in chunk.buffers]
+        buffers = [Buffer(buffer.tokens, self._marks) for buffer in chunk.buffers]
         return Chunk(buffers, spans, chunk.first)
 
 
 def marked_runs(lines: Chunk) -> dict[str, Runs]:
-    """Which tokens of each source are in lines that were read with marks."""
+    """The tokens of each source that are in lines, where the lines were read with marks."""
     spans = lines.spans[lines.spans[:, DOCUMENT] >= 0]
     stored = spans[:, LENGTH] - (spans[:, TAIL] > 0)
     runs: dict[str, Runs] = {}
-    for (buffer, begin), length in zip(spans[:, [0, POSITION]].tolist(), stored.tolist(), strict=True):
+    for (buffer, begin), length in zip(spans[:, [BUFFER, POSITION]].tolist(), stored.tolist(), strict=True):
         if length:
             runs.setdefault(lines.buffers[buffer].source, []).append((begin, begin + length))
-    return {source: merged(some) for source, some in runs.items()}
-
-
-def merged(runs: Runs) -> Runs:
-    """The same runs, those that touch as one.
-
-    >>> merged([(7, 9), (0, 3), (3, 5)])
-    [(0, 5), (7, 9)]
-    """
-    out: Runs = []
-    for begin, end in sorted(runs):
-        if out and out[-1][1] == begin:
-            out[-1] = out[-1][0], end
-        else:
-            out.append((begin, end))
-    return out
+    return {source: list(merge(unmerged)) for source, unmerged in runs.items()}

@@ -1,4 +1,4 @@
-"""Map and Filter: a function of the user's own, applied to each item."""
+"""Map: applies a function to each item."""
 
 from collections.abc import Callable, Iterable
 
@@ -9,9 +9,9 @@ from fmsdata.core.stage import Stage
 
 
 class Map(Stage):
-    """Each item through a function, which gives an item or just new tokens.
+    """Each item, passed through a function that returns an item or just new tokens.
 
-    The function must not draw random numbers of its own: a subclass of `Stage` gets a key for that.
+    The function must not draw random numbers: a subclass of `Stage` gets a key for that.
 
     >>> clipped = Map(docs, lambda document: document.tokens[:1000])     # doctest: +SKIP
     """

@@ -1,43 +1,51 @@
-"""ShardReader: the documents of one source, in the order that the plan gives each lane."""
+"""ShardReader: the documents of one source, in the order that is planned for each lane.
 
+The plan gives a lane its blocks, and a key of the block gives the order of the documents in it. So
+the state is two numbers: the next block of the lane, and the next document in it.
+"""
+
+import copy
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fmsdata.core.checks import whole
-from fmsdata.core.chunk import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, TAIL, Buffer, Chunk
+from fmsdata.core.chunk import Chunk
+from fmsdata.core.iterator import Exhausted, StageIterator
 from fmsdata.core.keys import Ints, key_of, mix, mix_array, offsets
 from fmsdata.core.lane import Lane
-from fmsdata.core.stage import Exhausted, Size, Stage, StageIterator
+from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, TAIL, Buffer
+from fmsdata.core.stage import Size, Stage
 from fmsdata.core.state import State, number
-from fmsdata.core.tokens import StoredTokens
 from fmsdata.corpus.counts import list_shards, read_counts
 from fmsdata.errors import ConfigError, DataError, StateError
 from fmsdata.planning.blocks import cut_blocks
 from fmsdata.planning.lane_order import LaneOrder, PlannedBlock
 from fmsdata.prefetch.open_files import OpenFiles
 from fmsdata.prefetch.shard_files import ShardFiles
+from fmsdata.stages.strip import strip_ends
 from fmsdata.storage.location import Location
 from fmsdata.storage.settings import Storage
 
 BLOCK_TOKENS = 1 << 18
-CHUNK_DOCUMENTS, CHUNK_TOKENS = 1024, 1 << 20  # blocks are read together, until there are this many of either
-NOTHING = np.empty(0, np.int64)
+CHUNK_DOCUMENTS, CHUNK_TOKENS = 1024, 1 << 20  # read blocks together up to this many
+NONE_STRIPPED = np.empty(0, np.int64)
 BLOCK_BITS, KEY_BITS = np.uint64(16), np.uint64(48)  # documents are sorted by block, then by key
 
 
 class ShardReader(Stage):
-    """The documents of a folder of shards, endlessly: each exactly once per epoch, in another order each epoch.
+    """The documents of a folder of shards, endlessly: each once per epoch, in a new order each epoch.
 
-    `strip` removes these tokens at either end of a document, as many as stand there; documents shorter than
-    `min_length` after that are skipped, and so are empty ones. After `max_epochs` epochs, of which the last need not
-    be whole, it ends. `folder` is what a saved state remembers of where it is, for when it is removed from the mix.
+    All tokens in `strip` are removed from both ends of a document. Documents that are then empty or
+    shorter than `min_length` are skipped. With `max_epochs`, which may be a fraction, the documents
+    end after that many epochs. `folder` is saved with the state, to find the source again after it
+    was removed from the mix.
 
-    The folder may be on any filesystem that fsspec knows: `storage_options` are for that filesystem, such as
-    credentials, and `storage` tells how it is read. Neither changes what comes.
+    The folder may be on any filesystem that fsspec supports. `storage_options` go to that filesystem,
+    such as credentials, and `storage` says how to read from it. Neither changes the documents.
 
     >>> reader = ShardReader("corpus/web", strip=[0], min_length=8)             # doctest: +SKIP
     >>> reader = ShardReader("s3://bucket/corpus/web", storage_options={"anon": True})     # doctest: +SKIP
@@ -58,7 +66,7 @@ class ShardReader(Stage):
         storage: Storage | None = None,
     ) -> None:
         location = Location(path, storage_options, storage).listed()
-        self.path = location.alone()  # a reader outlives the listing that it was planned from
+        self.path = location.alone()  # without the listing, which the reader outlives
         self.name = name or self.path.name
         self.column = column
         if isinstance(strip, str | bytes) or not isinstance(strip, Collection):
@@ -73,7 +81,7 @@ class ShardReader(Stage):
             location=self.path, column=column, counts=self.counts, entries=list_shards(location).entries
         )
         if not self.counts.documents.sum():
-            raise DataError(f"{self.path}: its {len(self.counts.shards)} shards hold no documents")
+            raise DataError(f"{self.path}: the {len(self.counts.shards)} shards hold no documents")
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
         return _ReaderIterator(self, lane, state)
@@ -102,8 +110,20 @@ class ShardReader(Stage):
     def size(self) -> Size:
         return Size(int(self.counts.documents.sum()), int(self.counts.tokens.sum()))
 
+    def with_max_epochs(self, max_epochs: float | None) -> "ShardReader":
+        """The same source with a different end."""
+        reader = copy.copy(self)
+        reader.max_epochs = max_epochs
+        return reader
+
     def ends(self) -> bool:
         return self.max_epochs is not None
+
+    def total_tokens(self) -> float:
+        return math.inf if self.max_epochs is None else self.size().tokens * float(self.max_epochs)
+
+    def source_name(self) -> str:
+        return self.name
 
     def block_order(self, lane: Lane) -> LaneOrder:
         """The blocks of this source in the order in which a lane reads them."""
@@ -118,33 +138,33 @@ class ShardReader(Stage):
 
 
 class _LaneBlock(NamedTuple):
-    """The documents of a block, as they lie in the shard."""
+    """The documents of a block, in the order of the shard."""
 
-    first: int  # the number of its first document
+    first: int  # the number of the first document
     buffers: list[Buffer]
     array: Ints
     start: Ints
     length: Ints
-    stripped: Ints  # tokens left out at the start of each document
+    stripped: Ints  # tokens skipped at the start of each document
     key: int
 
 
 class _ReaderIterator(StageIterator):
-    """The state is which block of this lane comes next, and which document in it."""
+    """The state is the next block of this lane, and the next document in it."""
 
     def __init__(self, reader: ShardReader, lane: Lane, state: State | None) -> None:
         self._reader, self._lane = reader, lane
         self._host = lane.host or OpenFiles()
         self._order = reader.block_order(lane)
         self._source = self._order.source
-        self._place = number(state, "block")  # of the block to read next
-        self._visited = number(state, "document")  # documents of it that were visited before
+        self._place = number(state, "block")  # of the next block in the order of the lane
+        self._visited = number(state, "document")  # documents of that block that are done
         self._blocks = self._host.open_blocks(reader._files, self._order, lane)
         if self._place < self._order.places:
             self._blocks.start(self._place)
-        # Documents to read at once. Grows, so that a rare source starts fast and a frequent one runs fast.
-        self._wanted = 1
-        # The state before each document of the chunk, and behind the last.
+        # Documents to read at once. It grows: a rare source starts fast, a frequent one runs fast.
+        self._target = 1
+        # The state before each document of the chunk, and after the last.
         self._at = np.array([[self._place, self._visited]])
 
     def read(self) -> Chunk:
@@ -153,7 +173,7 @@ class _ReaderIterator(StageIterator):
             blocks: list[_LaneBlock] = []
             documents = tokens = 0
             while not blocks or (
-                documents < self._wanted and tokens < CHUNK_TOKENS and tokens < self._blocks.tokens_at_once
+                documents < self._target and tokens < CHUNK_TOKENS and tokens < self._blocks.tokens_at_once
             ):
                 place = self._place + len(blocks)
                 planned = self._order.block(place)
@@ -167,10 +187,12 @@ class _ReaderIterator(StageIterator):
                 self._at = np.array([[self._place, self._visited]])
                 raise Exhausted(last=self._order.has_last)
             if self._visited > len(blocks[0].length):
-                raise StateError(f"{self._visited} documents are visited of a block of {len(blocks[0].length)}")
+                raise StateError(
+                    f"'document' is {self._visited}, but the block has only {len(blocks[0].length)} documents"
+                )
             chunk = self._in_order(blocks)
             self._place, self._visited = self._place + len(blocks), 0
-            self._wanted = min(2 * self._wanted, CHUNK_DOCUMENTS)
+            self._target = min(2 * self._target, CHUNK_DOCUMENTS)
             if len(chunk):
                 return chunk
             empty += len(blocks)
@@ -183,21 +205,21 @@ class _ReaderIterator(StageIterator):
         return {"block": block, "document": document}
 
     def _read_block(self, planned: PlannedBlock, place: int | None = None) -> _LaneBlock:
-        """The block at a place of the lane's order, or one that is looked at out of order."""
+        """A block, read at a place of the lane's order, or (None) looked up out of order."""
         reader = self._reader
         shard, first, stop = address = planned.address
         name = reader.counts.shards[shard]
         self._host.reading(f"source {self._source!r}, {name}, documents {first} to {stop - 1}, lane {self._lane.index}")
         block = self._blocks.look_up(address) if place is None else self._blocks.read(place, address)
-        stripped, length = NOTHING, block.length
+        stripped, length = NONE_STRIPPED, block.length
         if reader.strip:
-            stripped, length = _strip(block.arrays, block.array, block.start, length, np.array(reader.strip))
+            stripped, length = strip_ends(block.arrays, block.array, block.start, length, np.array(reader.strip))
         key = key_of(self._lane.seed, self._source, planned.epoch, planned.number)
         buffers = [Buffer(tokens, self._source, name, planned.epoch, key) for tokens in block.arrays]
         return _LaneBlock(first, buffers, block.array, block.start, length, stripped, key)
 
     def _in_order(self, blocks: list[_LaneBlock]) -> Chunk:
-        """The documents of these blocks that are long enough, block by block, each block in the order of its key."""
+        """The documents that are long enough: block by block, each in the order of its key."""
         sizes = np.array([len(block.length) for block in blocks])
         first = offsets(sizes)
         which = np.repeat(np.arange(len(blocks)), sizes)
@@ -227,7 +249,7 @@ class _ReaderIterator(StageIterator):
             spans[:, START] += spans[:, POSITION]
         spans[:, BEGINS] = 1
         spans[:, TAIL] = 0
-        # `which` and `place` also are, for each place in the order, its block and how many documents come before.
+        # At each place of the order, `which` is also its block, and `place` the documents before it.
         self._at = np.empty((len(kept) + 1, 2), np.int64)
         self._at[:-1, 0] = which.take(kept) + self._place
         self._at[:-1, 1] = place.take(kept)
@@ -235,14 +257,14 @@ class _ReaderIterator(StageIterator):
         return Chunk([buffer for block in blocks for buffer in block.buffers], spans, np.arange(len(kept) + 1))
 
     def _require_a_document(self) -> None:
-        """Raise if no document of the whole source can ever come, instead of looking for one for ever."""
+        """Raise if no document of the whole source is long enough, instead of searching forever."""
         least = max(1, self._reader.min_length)
         plan = self._order.plan
         blocks = (self._read_block(PlannedBlock(0, block, plan.address(block))) for block in range(plan.blocks))
         if not any((block.length >= least).any() for block in blocks):
             raise DataError(
-                f"source {self._source!r}: none of its {self._reader.size().documents} documents has at least {least} "
-                "tokens (min_length) after stripping; lower min_length or remove the source"
+                f"source {self._source!r}: none of its {self._reader.size().documents} documents has at least "
+                f"{least} tokens (min_length) after stripping; lower min_length or remove the source"
             )
 
 
@@ -252,26 +274,3 @@ def _checked_epochs(epochs: float | None) -> float | None:
     if isinstance(epochs, bool) or not isinstance(epochs, int | float) or not 0 < epochs < math.inf:
         raise ConfigError(f"max_epochs is {epochs!r}; it must be a number above zero, or None for no end")
     return epochs
-
-
-def _strip(arrays: Sequence[StoredTokens], array: Ints, first: Ints, length: Ints, unwanted: Ints) -> tuple[Ints, Ints]:
-    """How many tokens to leave out at the start of each document, and how many remain after that at the end too."""
-    start, stop = first.copy(), first + length
-    for i, values in enumerate(arrays):
-        _strip_ends(values, np.flatnonzero(array == i), start, stop, unwanted)
-    return start - first, stop - start
-
-
-def _strip_ends(values: StoredTokens, documents: Ints, start: Ints, stop: Ints, tokens: Ints) -> None:
-    for ends, step in ((start, 1), (stop, -1)):
-        active = documents
-        for _ in range(8):
-            active = active[start[active] < stop[active]]
-            active = active[np.isin(values.take(ends[active] - (step < 0)), tokens)]
-            if not len(active):
-                break
-            ends[active] += step
-        for i in active.tolist():  # a long run: look at the whole document at once
-            begin, end = int(start[i]), int(stop[i])
-            kept = np.flatnonzero(~np.isin(values[begin:end], tokens))
-            start[i], stop[i] = (begin + kept[0], begin + kept[-1] + 1) if len(kept) else (begin, begin)

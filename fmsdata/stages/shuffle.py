@@ -1,16 +1,21 @@
-"""Shuffle: a keyed permutation of each window of items."""
+"""Shuffle: a keyed permutation of each window of items.
+
+The order of a window depends only on its number, so the state is where the window starts and how many
+of its items were taken.
+"""
 
 from fmsdata.core.checks import whole
 from fmsdata.core.chunk import Chunk
+from fmsdata.core.iterator import Cursor, StageIterator
 from fmsdata.core.keys import key_of, keyed_order
 from fmsdata.core.lane import Lane
-from fmsdata.core.stage import Cursor, Stage, StageIterator, endless
+from fmsdata.core.stage import Stage, endless
 from fmsdata.core.state import State, number, part
 from fmsdata.errors import StateError
 
 
 class Shuffle(Stage):
-    """The items in windows of `window`, each window in a random order of its own.
+    """The items in windows of `window` items, each window in its own random order.
 
     >>> lines = Shuffle(lines, window=256)     # doctest: +SKIP
     """
@@ -27,16 +32,16 @@ class Shuffle(Stage):
 
 
 class _ShuffleIterator(StageIterator):
-    """The state is the one below at the start of the window, the window's number, and how much of it was taken."""
+    """The state is the state below at the start of the window, its number, and the items taken."""
 
     def __init__(self, stage: Shuffle, lane: Lane, state: State | None) -> None:
         self._size = stage.window
         self._key = key_of(lane.seed, "shuffle", lane.source, lane.index, stage.twins_below())
         self._below = Cursor(stage.below.open(lane, part(state, "below")))
         self._number = number(state, "window")
-        self._skip = number(state, "taken")  # items of the window that were taken before
+        self._skip = number(state, "taken")  # items of the window that were already taken
         if self._skip >= self._size:
-            raise StateError(f"{self._skip} items are taken of a window of {self._size}")
+            raise StateError(f"'taken' is {self._skip}, but the window has only {self._size} items")
         self._anchor = self._below.state()
         self._read = False
 

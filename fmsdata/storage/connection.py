@@ -1,18 +1,18 @@
-"""A filesystem as this process uses it: ranges of bytes, listings and small files, with retries.
+"""One filesystem as this process uses it: ranges of bytes, listings and small files, with retries.
 
-Every request is tried again until it is answered as it should be, the attempts are used up or the time is over.
-What was read is what was asked for: its length and, where the server tells it, the version of the object it is of.
+A request is tried again until it gets a correct response, the retries are used up, or the deadline
+has passed. A read returns exactly the requested bytes: their number is checked and, where the
+server reports it, the version of the object.
 
-Everything happens in the loop of the process (`io_thread.py`), in coroutines. Clients are made there when they are
-first needed, so never before a fork, and made anew when their credentials have expired.
+Everything runs as coroutines in the event loop of the process (`io_thread.py`). Clients are created
+there on first use, so never before a fork, and are created again when their credentials expire.
 """
 
 import asyncio
-import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -20,34 +20,27 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import fsspec
 
 from fmsdata.errors import ConfigError, DeniedError, MissingError, StorageError
-from fmsdata.storage.clients.base import Client, Entry, Fetched, protocols
+from fmsdata.storage.clients.base import Client, Entry, Fetched, Listing, Page, protocols
 from fmsdata.storage.clients.connect import connect
 from fmsdata.storage.io_thread import IoThread
-from fmsdata.storage.retry import Finding, Kind, Policy, Replaced, Verdict, clean, understand
+from fmsdata.storage.retry import Decision, Failure, Kind, Replaced, RetryPolicy, classify
+from fmsdata.storage.secrets import mask_text, secrets_in
 from fmsdata.storage.settings import Storage
 
 T = TypeVar("T")
 ERRORS = {Kind.MISSING: MissingError, Kind.DENIED: DeniedError}
 ASSUMED = 64 << 20  # bytes of a file that is read whole: its size is not known before
-FRESH_CLIENTS = 3  # that a request may ask for, one after the other
-SECRET = re.compile("key|secret|token|password|credential|sas|sig", re.IGNORECASE)
-
-
-class Listing(NamedTuple):
-    """What is in a folder."""
-
-    files: list[Entry]
-    folders: list[str]  # names of the folders in it; none if the listing goes into them
+MOST_REFRESHES = 3  # new clients for one request
 
 
 @dataclass
 class Traffic:
-    """What went through a connection since it was made."""
+    """What went through a connection since it was created."""
 
     requests: int = 0
     bytes: int = 0  # that were read
     retries: int = 0  # attempts after the first
-    errors: int = 0  # that were given up
+    errors: int = 0  # requests that failed for good
 
 
 class Connection:
@@ -60,159 +53,195 @@ class Connection:
     """
 
     def __init__(
-        self, protocol: str, kind: type[Any], options: Mapping[str, Any], storage: Storage, thread: IoThread
+        self, protocol: str, filesystem: type[Any], options: Mapping[str, Any], storage: Storage, thread: IoThread
     ) -> None:
         self.traffic = Traffic()
-        self._protocol, self._kind, self._options, self._storage = protocol, kind, options, storage
+        self._protocol, self._filesystem, self._options, self._storage = protocol, filesystem, options, storage
         self._thread = thread
-        self._policy = Policy.of(storage)
+        self._policy = RetryPolicy.of(storage)
         self._slots = asyncio.Semaphore(storage.connections)
-        self._making = asyncio.Lock()
-        self._lease: _Lease | None = None  # the client in use
-        self._open: set[_Lease] = set()  # it, and earlier ones that are in use or being closed
+        self._connecting = asyncio.Lock()
+        self._lease: _Lease | None = None  # the current client
+        self._open: set[_Lease] = set()  # it, and earlier ones that are still in use or being closed
         self._worked = False
-        self._secrets = set(_secrets(options))
+        self._secrets = secrets_in(options)
 
     @classmethod
     def to(cls, url: str, options: Mapping[str, Any], storage: Storage | None = None) -> "Connection":
         """The connection of this process to the filesystem of a URL."""
         storage = storage or Storage()
         if "::" in url:
-            raise ConfigError(f"path {clean(url)!r} has two filesystems; give the one that the files are on")
+            raise ConfigError(f"path {mask_text(url)!r} has two filesystems; give the one that holds the files")
         protocol = str(fsspec.utils.get_protocol(url))
         try:
-            kind = fsspec.get_filesystem_class(protocol)
-            options = {**kind._get_kwargs_from_urls(url), **options}
+            filesystem = fsspec.get_filesystem_class(protocol)
+            options = {**filesystem._get_kwargs_from_urls(url), **options}
         except (ValueError, ImportError, TypeError) as cause:
-            raise ConfigError(f"path {clean(url)!r} can't be used: {cause}") from None
+            raise ConfigError(f"path {mask_text(url)!r} can't be used: {cause}") from None
         thread = IoThread.current()
         limits = (storage.connections, storage.retries, storage.timeout, storage.deadline)
-        key = (protocols(kind), _frozen(options), limits)
-        return thread.keep(key, lambda: cls(protocol, kind, options, storage, thread), lambda one: one._close())
+        key = (protocols(filesystem), _hashable(options), limits)
+        return thread.keep(
+            key, lambda: cls(protocol, filesystem, options, storage, thread), lambda connection: connection._close()
+        )
 
     def path(self, url: str) -> str:
-        """The path of a URL, as the filesystem wants it."""
-        return str(self._kind._strip_protocol(url))
+        """The path of a URL, in the form that the filesystem expects."""
+        return str(self._filesystem._strip_protocol(url))
+
+    def url(self, path: str) -> str:
+        """The URL of a path, without secrets."""
+        return mask_text(path) if "://" in path else f"{self._protocol}://{path}"
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it in the loop and wait for it, from any other thread. An interrupt ends both."""
+        """Run a coroutine in the event loop and wait for it, from any other thread.
+
+        An interrupt ends both.
+        """
         return self._thread.run(coroutine)
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run it in the loop, without waiting."""
+        """Run a coroutine in the event loop, without waiting."""
         return self._thread.start(coroutine)
 
     def start_all(self, work: Sequence[tuple[Coroutine[Any, Any, T], Future[T]]]) -> None:
-        """Run many in the loop, each with the future that it tells."""
+        """Run many coroutines in the event loop, each with the future that gets its result."""
         self._thread.start_all(work)
 
     def soon(self, call: Callable[..., object], *args: object) -> None:
-        """Call it in the loop, soon. If that has ended, there is nothing more to do."""
+        """Call a function in the event loop, soon. Does nothing if the loop has ended."""
         with suppress(RuntimeError):
             self._thread.loop.call_soon_threadsafe(call, *args)
 
-    def url(self, path: str) -> str:
-        """The URL of a path, fit to be shown."""
-        return self._url(path)
-
     @property
     def sees_versions(self) -> bool:
-        """Whether reads tell the version of what they read. Where they don't, `check` does."""
-        return bool({"s3", "http"} & set(protocols(self._kind)))
+        """Whether reads report the version of the file. Where they don't, use `check`."""
+        return bool({"s3", "http"} & set(protocols(self._filesystem)))
 
-    async def read(self, path: str, start: int, stop: int, version: str | None = None, what: str = "") -> Fetched:
-        """The bytes from start to stop of a file, all of them. With a version, of that version or an error.
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """One of the `connections` requests that may be in flight at a time.
 
-        `what` is told in errors, such as "source 'web'".
+        Requests take a slot by themselves. Take it yourself to choose what to read only when there
+        is room for it, and read with `has_slot=True`:
+
+        >>> async def read_next(connection, queue):
+        ...     async with connection.slot():
+        ...         return await connection.read(*queue.pop(), has_slot=True)
+        """
+        async with self._slots:
+            yield
+
+    async def read(
+        self,
+        path: str,
+        start: int,
+        stop: int,
+        version: str | None = None,
+        owner: str = "",
+        *,
+        has_slot: bool = False,
+    ) -> Fetched:
+        """The bytes from start to stop of a file, all of them.
+
+        Raises if the file has another version. Errors mention the `owner` of the file, such as "source 'web'".
         """
         if start == stop:
             return Fetched(b"", version)
-        about = _About(f"bytes {start}-{stop - 1} of {self._url(path)}", "read", what, listed=True)
-        fetched = await self._request(lambda client: client.read(path, start, stop, version), about, stop - start)
+        about = _About(f"bytes {start}-{stop - 1} of {self.url(path)}", "read", owner, listed=True)
+        call = partial(_read, path, start, stop, version)
+        fetched = await self._request(call, about, stop - start, has_slot=has_slot)
         self.traffic.bytes += len(fetched.data)
         return fetched
 
-    async def read_all(self, path: str, what: str = "") -> bytes:
-        """All of a file."""
-        about = _About(self._url(path), "read", what)
-        data = (await self._request(lambda client: client.read(path, 0, None, None), about, ASSUMED)).data
+    async def read_all(self, path: str, owner: str = "") -> bytes:
+        """All bytes of a file."""
+        about = _About(self.url(path), "read", owner)
+        data = (await self._request(partial(_read, path, 0, None, None), about, ASSUMED)).data
         self.traffic.bytes += len(data)
         return data
 
-    async def info(self, path: str, what: str = "") -> Entry:
+    async def info(self, path: str, owner: str = "") -> Entry:
         """Size and version of a file."""
-        return await self._request(lambda client: client.info(path), _About(self._url(path), "looked up", what))
+        return await self._request(lambda client: client.info(path), _About(self.url(path), "looked up", owner))
 
-    async def check(self, path: str, version: str, what: str = "") -> None:
-        """Raise if a file is not of this version any more. For filesystems whose reads don't tell it."""
+    async def check(self, path: str, version: str, owner: str = "") -> None:
+        """Raise if a file has another version. For filesystems whose reads don't report it."""
 
-        async def look(client: Client) -> None:
+        async def compare(client: Client) -> None:
             found = (await client.info(path)).version
             if found != version:
                 raise Replaced(f"its version is {found}, not {version}")
 
-        await self._request(look, _About(self._url(path), "read", what, listed=True))
+        await self._request(compare, _About(self.url(path), "read", owner, listed=True))
 
-    async def list(self, folder: str, recursive: bool = True, what: str = "") -> Listing:
-        """The files in a folder; `recursive`: also in those below it. Empty if there is no such folder."""
-        about = _About(self._url(folder), "listed", what)
-        all_at_once = "s3" not in protocols(self._kind)
+    async def list(self, folder: str, recursive: bool = True, owner: str = "") -> Listing:
+        """The files in a folder; `recursive`: and in the folders below it.
+
+        Empty if there is no such folder.
+        """
+        about = _About(self.url(folder), "listed", owner)
+        in_pages = "s3" in protocols(self._filesystem)
         files: list[Entry] = []
         folders: list[str] = []
-        page: str | None = None
+        token: str | None = None
         while True:
-            ask = partial(_list, folder, recursive, page)
-            some, others, page = await self._request(ask, about, patient=all_at_once)
-            files += some
-            folders += others
-            if page is None:
+            page = await self._request(partial(_list, folder, recursive, token), about, patient=not in_pages)
+            files += page.files
+            folders += page.folders
+            token = page.next
+            if token is None:
                 return Listing(sorted(files), [] if recursive else sorted(folders))
 
-    async def is_folder(self, path: str, what: str = "") -> bool:
-        """Whether there is something below this path."""
-        return await self._request(lambda client: client.is_folder(path), _About(self._url(path), "listed", what))
+    async def is_folder(self, path: str, owner: str = "") -> bool:
+        """Whether there is anything below this path."""
+        return await self._request(lambda client: client.is_folder(path), _About(self.url(path), "listed", owner))
 
-    async def write(self, path: str, data: bytes, what: str = "") -> None:
-        """Write a file, whole or not at all."""
-        about = _About(self._url(path), "written", what)
+    async def write(self, path: str, data: bytes, owner: str = "") -> None:
+        """Write a file, completely or not at all."""
+        about = _About(self.url(path), "written", owner)
         await self._request(lambda client: client.write(path, data), about, len(data))
 
-    async def remove(self, path: str, what: str = "") -> None:
-        """Remove a file. It is no matter if it is gone."""
-        await self._request(lambda client: client.remove(path), _About(self._url(path), "removed", what))
+    async def remove(self, path: str, owner: str = "") -> None:
+        """Remove a file. It need not exist."""
+        await self._request(lambda client: client.remove(path), _About(self.url(path), "removed", owner))
 
-    async def remove_folder(self, path: str, what: str = "") -> None:
-        """Remove a folder whose files are removed, where there are folders at all."""
-        await self._request(lambda client: client.remove_folder(path), _About(self._url(path), "removed", what))
-
-    def _url(self, path: str) -> str:
-        return clean(path) if "://" in path else f"{self._protocol}://{path}"
+    async def remove_folder(self, path: str, owner: str = "") -> None:
+        """Remove a folder whose files are removed already. Object stores have no folders."""
+        await self._request(lambda client: client.remove_folder(path), _About(self.url(path), "removed", owner))
 
     async def _request(
-        self, call: Callable[[Client], Awaitable[T]], about: "_About", size: int = 0, patient: bool = False
+        self,
+        call: Callable[[Client], Awaitable[T]],
+        about: "_About",
+        size: int = 0,
+        *,
+        patient: bool = False,
+        has_slot: bool = False,
     ) -> T:
-        """What the call brings, with as many attempts as it takes and the policy allows.
+        """The result of a call, with as many attempts as necessary and allowed.
 
-        A request keeps its place among those in flight while it waits: where a server is busy, there are fewer then.
+        A request keeps its slot while it waits to retry, so there are fewer requests to a busy
+        server.
         """
-        async with self._slots:
+        async with nullcontext() if has_slot else self._slots:
             began = time.monotonic()
-            attempts = fresh = 0
+            attempts = refreshes = 0
             while True:
                 left = began + self._policy.deadline - time.monotonic()
                 limit = left if patient else self._policy.limit(size, left)
                 outcome = await self._attempt(call, limit, left)
                 attempts += 1
                 self.traffic.requests += 1
-                if isinstance(outcome, _Answer):
+                if isinstance(outcome, _Success):
                     self._worked = True
                     return outcome.value
                 seconds = time.monotonic() - began
                 wait = self._policy.wait(attempts, self._policy.deadline - seconds, outcome.wait)
-                if outcome.verdict is Verdict.FRESH:
-                    fresh += 1
-                    wait = None if fresh > (FRESH_CLIENTS if self._worked else 1) else wait
-                if outcome.verdict is Verdict.FAIL or wait is None:
+                if outcome.decision is Decision.REFRESH:
+                    refreshes += 1
+                    wait = None if refreshes > (MOST_REFRESHES if self._worked else 1) else wait
+                if outcome.decision is Decision.FAIL or wait is None:
                     self.traffic.errors += 1
                     raise about.error(outcome, attempts, seconds)
                 self.traffic.retries += 1
@@ -220,22 +249,22 @@ class Connection:
 
     async def _attempt(
         self, call: Callable[[Client], Awaitable[T]], limit: float, left: float
-    ) -> "_Answer[T] | Finding":
+    ) -> "_Success[T] | Failure":
         lease: _Lease | None = None
         try:
-            async with asyncio.timeout(left) as timer:  # if a client must be made, that takes time of its own
+            async with asyncio.timeout(left) as timer:  # creating a client is not part of the limit
                 lease = await self._borrow()
                 timer.reschedule(asyncio.get_running_loop().time() + limit)
-                return _Answer(await call(lease.client))
+                return _Success(await call(lease.client))
         except ConfigError:
             raise
         except Exception as error:
             if timer.expired():
-                return Finding(Verdict.AGAIN, f"there was no complete answer within {limit:.3g} s")
-            found = understand(error, self._worked)
-            if found.verdict is Verdict.FRESH and lease is self._lease:
-                self._lease = None  # the next request makes one that looks for credentials anew
-            return found._replace(cause=self._without_secrets(found.cause))
+                return Failure(Decision.RETRY, f"there was no complete response within {limit:.3g} s")
+            failure = classify(error, self._worked)
+            if failure.decision is Decision.REFRESH and lease is self._lease:
+                self._lease = None  # the next request creates a client, which loads the credentials again
+            return failure._replace(cause=mask_text(failure.cause, self._secrets))
         finally:
             if lease is not None:
                 lease.users -= 1
@@ -243,11 +272,11 @@ class Connection:
                     await self._drop(lease)
 
     async def _borrow(self) -> "_Lease":
-        """The client, made if there is none. However many requests need a new one, one is made."""
+        """The current client, created if there is none: once, however many requests wait for it."""
         while self._lease is None:
-            async with self._making:
+            async with self._connecting:
                 if self._lease is None:
-                    self._lease = _Lease(await connect(self._kind, self._options, self._storage))
+                    self._lease = _Lease(await connect(self._filesystem, self._options, self._storage))
                     self._open.add(self._lease)
         self._lease.users += 1
         return self._lease
@@ -262,22 +291,17 @@ class Connection:
         for lease in list(self._open):
             await self._drop(lease)
 
-    def _without_secrets(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
-
 
 @dataclass(frozen=True)
-class _Answer(Generic[T]):
-    """What came of an attempt that succeeded."""
+class _Success(Generic[T]):
+    """The result of an attempt that succeeded."""
 
     value: T
 
 
 @dataclass(eq=False)
 class _Lease:
-    """A client, and how many requests use it."""
+    """A client, and the number of requests that use it."""
 
     client: Client
     users: int = 0
@@ -288,50 +312,44 @@ class _About(NamedTuple):
 
     subject: str
     verb: str
-    what: str = ""
-    listed: bool = False  # it was there when the shards were listed
+    owner: str = ""
+    listed: bool = False  # the file existed when the shards were listed
 
-    def error(self, found: Finding, attempts: int, seconds: float) -> StorageError:
-        subject = f"{self.what}: {self.subject}" if self.what else self.subject
-        cause, advice = found.cause, found.advice
-        if found.verdict is Verdict.AGAIN:
-            asked = f"; the server asks to wait {found.wait:.0f} s" if found.wait else ""
+    def error(self, failure: Failure, attempts: int, seconds: float) -> StorageError:
+        subject = f"{self.owner}: {self.subject}" if self.owner else self.subject
+        cause = failure.cause
+        advice = f"; {failure.advice}" if failure.advice else ""
+        if failure.decision is Decision.RETRY:
+            wait = f"; the server asks to wait {failure.wait:.0f} s" if failure.wait else ""
             resume = "" if self.verb == "listed" else "; the run can be resumed from its last state"
             return StorageError(
                 f"{subject} could not be {self.verb} in {attempts} attempt{'s' * (attempts > 1)} and {seconds:.1f} s, "
-                f"at last for this reason: {cause}{asked}{f'; {advice}' if advice else ''}{resume}"
+                f"last error: {cause}{wait}{advice}{resume}"
             )
-        if found.verdict is Verdict.FRESH:
-            cause = f"the credentials are not accepted, and new ones were looked for in vain: {cause}"
-        if found.kind is Kind.MISSING and self.listed and not advice:
+        if failure.decision is Decision.REFRESH:
+            cause = f"the credentials were rejected, and refreshing them did not help: {cause}"
+        if failure.kind is Kind.MISSING and self.listed and not advice:
             cause = "it is gone; it was there when the shards were listed"
-        kind = ERRORS.get(found.kind, StorageError)
-        return kind(f"{subject} can't be {self.verb}: {cause}{f'; {advice}' if advice else ''}")
+        return ERRORS.get(failure.kind, StorageError)(f"{subject} can't be {self.verb}: {cause}{advice}")
 
 
-def _list(folder: str, recursive: bool, page: str | None, client: Client) -> Awaitable[tuple[Any, Any, Any]]:
+def _read(path: str, start: int, stop: int | None, version: str | None, client: Client) -> Awaitable[Fetched]:
+    return client.read(path, start, stop, version)
+
+
+def _list(folder: str, recursive: bool, page: str | None, client: Client) -> Awaitable[Page]:
     return client.list(folder, recursive, page)
 
 
-def _frozen(value: Any) -> object:
-    """Something to tell equal options by."""
+def _hashable(value: Any) -> object:
+    """A hashable form of options: equal options get the same connection."""
     if isinstance(value, Mapping):
-        return tuple(sorted((str(name), _frozen(one)) for name, one in value.items()))
+        return tuple(sorted((str(name), _hashable(option)) for name, option in value.items()))
     if isinstance(value, list | tuple):
-        return tuple(map(_frozen, value))
+        return tuple(map(_hashable, value))
     return value if isinstance(value, str | int | float | bool | None) else repr(value)
 
 
-def _secrets(options: Mapping[str, Any]) -> list[str]:
-    found = []
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            found += _secrets(value)
-        elif isinstance(value, str) and len(value) > 3 and SECRET.search(str(name)):
-            found.append(value)
-    return found
-
-
 def close_connections() -> None:
-    """End all connections of this process. Those that are needed later are made anew."""
+    """Close all connections of this process. New ones are created when they are needed."""
     IoThread.close_current()

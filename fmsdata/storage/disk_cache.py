@@ -1,13 +1,18 @@
-"""What was fetched, kept on the node's own disk for all processes of the node.
+"""A cache of fetched ranges on the node's own disk, shared by all processes of the node.
 
-An entry is a file that tells its key and the checksum of its data, so that nothing in the folder has to be
-trusted: not a file that a power failure has torn (hence no fsync), not one that a disk has damaged, not one that
-was renamed. What is not as it was written is removed, and fetched again.
+An entry is a file that holds the digest of its key and the checksum of its data. So nothing in the
+folder has to be trusted: not a file torn by a power failure, not one damaged by the disk, not one
+that was renamed. A damaged entry is removed and fetched again.
 
-Readers take no lock. Writers reserve the bytes of an entry in a ledger before they write it, so the ledger never
-tells less than what there is, whoever is killed at whatever moment, and nobody has to count. Only when the ledger
-says that the cache is full are the entries counted, and the least recently used ones removed: by one process, while
-others go on reading. All locks are the kernel's (flock): they end with the process that holds them.
+Readers take no lock. Writers reserve the bytes of an entry in a ledger before they write it. So the
+ledger never says less than there is, whichever process is killed at whatever moment, and nobody has
+to count. Only when the ledger says that the cache is full, one process counts the entries and
+evicts the least recently used ones, while the others continue to read. All locks are the kernel's
+(flock): they end with the process that holds them.
+
+Entries are not written with `atomic.py`, for two reasons. Damaged entries are noticed anyway, so an
+fsync would only cost time. And the temporary file has the size of the entry from the start, which
+tells other processes how many bytes are reserved for it.
 """
 
 import errno
@@ -36,27 +41,32 @@ ENTRY = re.compile(r"([0-9a-f]{38})\.range")  # in a folder named by the first t
 UNFINISHED = re.compile(r"[0-9a-f]{16}")
 LEDGER = struct.Struct("<8s16sQ")  # the format and its version, the boot in which entries were counted, bytes
 LEDGER_FORMAT = b"fmsledg1"
-FREE = 10  # a tenth of the cache is made free at a time: counting costs 4 us an entry, so 40 us for each that is stored
-TOUCH_AFTER = 60.0  # seconds in which a second use of an entry is not noted
-LONGEST = 1.0  # seconds for removing more than is needed at once: disks may be busy, and the caller waits
-BATCH = 64  # entries that are removed before it is told that there is room
-ABANDONED_AFTER = 10.0  # seconds without a lock: a file gets its lock a moment after it was made
-PATIENCE = 0.5  # seconds to wait for the ledger, which is held for some 10 us, and for room. Then data is not stored
-REST = 10.0  # seconds without storing after that failed
+# A tenth of the cache is evicted at a time: counting costs 4 us an entry, so 40 us for each entry
+# that is stored.
+FREE = 10
+TOUCH_AFTER = 60.0  # seconds in which a second use of an entry is not recorded
+LONGEST = 1.0  # seconds for evicting more than is needed at once: the disk may be busy, and the caller waits
+BATCH = 64  # entries to evict between two updates of the ledger
+ABANDONED_AFTER = 10.0  # seconds without a lock: a file gets its lock a moment after it was created
+# Seconds to wait for the ledger, which is usually locked for 10 us, and for room. After that, data
+# is not stored.
+PATIENCE = 0.5
+REST = 10.0  # seconds without storing anything after a failure
 log = logging.getLogger("fmsdata")
 
 
 class DiskCache:
-    """Ranges of remote files in a folder, at most `limit` bytes, headers and unfinished files included.
+    """Ranges of remote files in a folder of at most `limit` bytes, with headers and unfinished files.
 
-    The least recently used ones make room for others; a use within a minute of the last counts as the same. Any
-    number of processes and threads may use the folder at the same time. Processes with the same limit never exceed
-    it, not even for a moment and not by a byte; with different ones, the greatest is kept at all times, and the
-    smaller after each `put` of a process that has it. (What the filesystem adds, up to 4 KiB a file, is not
-    counted. Files that somebody puts there by hand are, from the next time that the cache is full.)
+    The least recently used ranges are evicted; uses within a minute count as one. Any number of
+    processes and threads can use the folder at the same time. Processes with the same limit never
+    exceed it, not even for a moment and not by a byte. With different limits, the largest holds at
+    all times, and a smaller one after each `put` of a process that has it. (What the filesystem
+    adds, up to 4 KiB a file, is not counted. Files that somebody puts there by hand are counted
+    from the next time that the cache is full.)
 
-    `get` never waits for other processes. `put` does for a moment, and takes a second or two when it is the one that
-    has to make room among 100,000 entries. It may leave data out rather than wait: a cache may forget.
+    `get` never waits for other processes. `put` waits for a moment, and takes a second or two if it
+    has to evict among 100,000 entries. It may skip storing rather than wait.
 
     >>> import tempfile
     >>> cache = DiskCache(tempfile.mkdtemp(), limit=1 << 30)
@@ -71,27 +81,27 @@ class DiskCache:
         self.path, self.limit = os.path.abspath(path), whole("limit", limit, least=1)
         self._unfinished = f"{self.path}/.fmsdata-unfinished"
         self._boot = _boot()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._rest_until = 0.0
         try:
             os.makedirs(self.path, exist_ok=True)
             self._unfinished_bytes()
             with self._ledger(patience=5.0) as ledger:
-                if ledger.boot != self._boot:  # what a power failure leaves may be an old one
+                if ledger.boot != self._boot:  # after a power failure, the ledger may be an old one
                     ledger.forget()
                 crowded = ledger.total is None or ledger.total > self.limit
             if crowded:
                 self._make_room(0)
         except TimeoutError as error:
-            self._trouble(str(error))
+            self._warn_unusable(str(error))
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"{self.path}: can't be used as a cache: {getattr(error, 'strerror', None) or error}; "
-                "give a folder on a disk of the node that can be written to, or none to do without a cache"
+                "give a writable folder on a disk of the node, or none to run without a cache"
             ) from None
 
     def get(self, key: str, size: int) -> bytes | None:
-        """The data that was put under the key. None if it is not there, or not as it was: it has to be fetched."""
+        """The data stored under the key; None if it is missing or damaged, and must be fetched."""
         digest = _digest(key)
         path = self._file(digest)
         try:
@@ -103,20 +113,23 @@ class DiskCache:
                         if not 0 <= time.time() - info.st_mtime < TOUCH_AFTER:
                             _touch(file.fileno())
                         return data
-            problem = "it is not as it was written"
+            problem = "it is damaged"
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             problem = error.strerror or str(error)
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # not the file's fault
-                self._trouble(problem)
+                self._warn_unusable(problem)
                 return None
-        self._tell("damage", f"{path} is fetched again: {problem}; more of such files are not told of")
+        self._warn_once("damage", f"{path} is fetched again: {problem}; further such files are not reported")
         self._remove(path)
         return None
 
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
-        """Keep the data. Whatever speaks against it, a full disk for example, is told once, and it is not kept."""
+        """Store the data.
+
+        If that fails, for example because the disk is full, warn once and do not store it.
+        """
         data = memoryview(data).cast("B")
         size = HEADER.size + len(data)
         if size > self.limit or time.monotonic() < self._rest_until:
@@ -127,11 +140,11 @@ class DiskCache:
                     self._store(_digest(key), data, fd, unfinished)
         except OSError as error:
             self._rest_until = time.monotonic() + REST
-            self._trouble(error.strerror or str(error))
+            self._warn_unusable(error.strerror or str(error))
 
     @contextmanager
     def _unfinished_file(self) -> Iterator[tuple[int, str]]:
-        """A new file, open, and its path. It is locked as long as somebody writes to it."""
+        """A new file, open, and its path. It is locked while it is written."""
         path = f"{self._unfinished}/{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         try:
@@ -144,15 +157,16 @@ class DiskCache:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield fd, path
         finally:
-            with suppress(FileNotFoundError):  # it has got its place
+            with suppress(FileNotFoundError):  # it was renamed to its entry
                 os.unlink(path)
             _held.discard(fd)
             os.close(fd)
 
     def _reserve(self, size: int, fd: int) -> bool:
-        """Note in the ledger that so many bytes will be there, if they fit. They stay noted if storing them fails.
+        """Add `size` bytes to the ledger, if they fit. They stay there if storing the entry fails.
 
-        The file gets its size at the same time, so that whoever counts knows what is reserved for it.
+        The file gets its size at the same time, so that a process that counts sees the reserved
+        bytes.
         """
         end = time.monotonic() + PATIENCE
         while True:
@@ -170,7 +184,7 @@ class DiskCache:
         path = self._file(digest)
         _write(fd, memoryview(_header(digest, data)))
         _write(fd, data)
-        _touch(fd)  # the kernel's own times of files written within some milliseconds are the same
+        _touch(fd)  # the kernel's own times are the same for files written within some milliseconds
         try:
             os.rename(unfinished, path)
         except FileNotFoundError:
@@ -178,11 +192,14 @@ class DiskCache:
             os.rename(unfinished, path)
 
     def _make_room(self, size: int) -> bool:
-        """Count the entries, and remove the least recently used ones. False if another process is at it.
+        """Count the entries, and evict the least recently used ones.
 
-        Others store and read meanwhile. What they reserved before the ledger was read is an unfinished file that is
-        listed then, or an entry that is found later (or both: that is too much, but never too little). What they
-        reserve after it is added whenever the ledger is written.
+        False if another process does it already.
+
+        Others store and read meanwhile. Bytes that they reserved before the ledger was read belong
+        to an unfinished file that is listed next, or to an entry that is found later (or to both:
+        then the count is too large, but never too small). Bytes that they reserve afterwards are
+        added whenever the ledger is written.
         """
         with _locked(f"{self.path}/.fmsdata-room", patience=0) as alone:
             if alone is None:
@@ -201,20 +218,23 @@ class DiskCache:
                 with self._ledger() as ledger:
                     now = ledger.total
                     if (now is None) != (known is None):
-                        return True  # somebody wants it to be counted anew
+                        return True  # another process asked for a new count
                     total = max(0, total + (now or 0) - (known or 0))
                     ledger.write(total, self._boot)
                 known = total
-                some = list(islice(oldest, BATCH))
+                batch = list(islice(oldest, BATCH))
                 late = time.monotonic() > end and total + size <= self.limit
-                if total <= goal or late or not some:
+                if total <= goal or late or not batch:
                     return True
-                for entry in some:
+                for entry in batch:
                     if total > goal and self._remove(self._file(digests[20 * entry : 20 * entry + 20])):
                         total -= sizes[entry]
 
     def _entries(self) -> tuple["array[int]", "array[int]", bytearray]:
-        """Time of last use, size and digest of each. Files of others are left alone: names tell."""
+        """Time of last use, size and digest of each entry.
+
+        Files with other names are not ours, and ignored.
+        """
         times, sizes, digests = array("q"), array("q"), bytearray()
         for number in range(256):
             with suppress(FileNotFoundError, NotADirectoryError), os.scandir(f"{self.path}/{number:02x}") as files:
@@ -228,7 +248,10 @@ class DiskCache:
         return times, sizes, digests
 
     def _unfinished_bytes(self) -> int:
-        """The bytes that are reserved for unfinished files. Those that processes which are gone left are removed."""
+        """The bytes reserved for unfinished files.
+
+        Files left behind by ended processes are removed.
+        """
         _make_folder(self._unfinished)
         reserved = 0
         for name in os.listdir(self._unfinished):
@@ -243,13 +266,13 @@ class DiskCache:
         return reserved
 
     def _remove(self, path: str) -> bool:
-        """Remove an entry. Whoever has it open reads on."""
+        """Remove an entry. A process that has it open can still read it."""
         try:
             os.unlink(path)
         except FileNotFoundError:
             pass  # another process was faster
         except OSError as error:
-            self._trouble(f"{path} can't be removed: {error.strerror}")
+            self._warn_unusable(f"{path} can't be removed: {error.strerror}")
             return False
         return True
 
@@ -261,27 +284,30 @@ class DiskCache:
     def _ledger(self, patience: float | None = None) -> Iterator["_Ledger"]:
         with _locked(f"{self.path}/.fmsdata-ledger", PATIENCE if patience is None else patience) as fd:
             if fd is None:
-                raise TimeoutError("another process holds the ledger, and does not go on")
+                raise TimeoutError("another process holds the ledger and makes no progress")
             yield _Ledger(fd)
 
-    def _trouble(self, problem: str) -> None:
-        self._tell("trouble", f"cache {self.path}: {problem}; going on without what can't be kept or read there")
+    def _warn_unusable(self, problem: str) -> None:
+        self._warn_once("trouble", f"cache {self.path}: {problem}; continuing without the cache where it fails")
 
-    def _tell(self, kind: str, text: str) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
+    def _warn_once(self, kind: str, text: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
             log.warning("%s", text)
 
 
 class _Ledger:
-    """The bytes of all entries, finished or not, or more than that. Only to be used while it is locked."""
+    """The bytes of all entries, finished or not: never less than there are.
+
+    Use it only while it is locked.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         text = os.pread(fd, LEDGER.size, 0)
         known = len(text) == LEDGER.size and text.startswith(LEDGER_FORMAT)
         _, self.boot, total = LEDGER.unpack(text) if known else (b"", b"", None)
-        self.total: int | None = total  # None if nobody knows: entries must be counted
+        self.total: int | None = total  # None if unknown: entries must be counted
 
     def write(self, total: int, boot: bytes) -> None:
         os.pwrite(self._fd, LEDGER.pack(LEDGER_FORMAT, boot, total), 0)
@@ -291,7 +317,8 @@ class _Ledger:
         self.total = None
 
 
-_held: set[int] = set()  # files with locks. A forked child must not keep them locked when its parent is killed
+# Files with locks. A forked child must not keep them locked when its parent is killed.
+_held: set[int] = set()
 
 
 def _close_held() -> None:
@@ -306,16 +333,16 @@ os.register_at_fork(after_in_child=_close_held)
 
 @contextmanager
 def _locked(path: str, patience: float, create: bool = True) -> Iterator[int | None]:
-    """The file, open and locked, or None if others did not let go of it.
+    """The file, open and locked, or None if another process holds the lock.
 
-    There is no waiting without end: the process that holds it may have been stopped.
+    The wait is limited: the process that holds the lock may be stopped.
     """
     fd = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o666)
     _held.add(fd)
     try:
         yield fd if _lock(fd, patience) else None
     finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough if another thread forks just now
+        fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough if another thread forks at this moment
         _held.discard(fd)
         os.close(fd)
 
@@ -343,18 +370,23 @@ def _digest(key: str) -> bytes:
 
 
 def _header(digest: bytes, data: bytes | memoryview) -> bytes:
-    """What stands before the data, all of it a function of key and data: a reader compares it as a whole.
+    """The bytes before the data.
 
-    SHA-1, against damage and not against forgers, for which it is too weak: with the instructions that processors
-    have for it 512 KB take 0.27 ms (SHA-256 0.30, BLAKE2b 0.65, CRC-32 0.14, reading the file 0.05). CRC-32 would pass
-    one in four billion damaged entries: too many for the torn files of a cluster that lost its power.
+    They depend only on key and data, so a reader compares them as a whole.
+
+    The checksum is SHA-1. It is against damage, not against forgery, for which it would be too
+    weak. With the processor's instructions for it, 512 KB take 0.27 ms (SHA-256 0.30, BLAKE2b 0.65,
+    CRC-32 0.14, reading the file 0.05). CRC-32 would accept one in four billion damaged entries:
+    too many for the torn files of a cluster that lost its power.
     """
     checksum = hashlib.sha1(data, usedforsecurity=False).digest()
     return HEADER.pack(FORMAT, len(data), digest, checksum)
 
 
 def _make_folder(path: str) -> None:
-    """Not those above it: if the cache's own is gone, a disk may have been taken away, and this one is not for it."""
+    """Create a folder, but not its parents: if the cache's folder is gone, its disk may be
+    unmounted, and the entries must not go to the disk below the mount point.
+    """
     with suppress(FileExistsError):
         os.mkdir(path)
 
@@ -366,12 +398,12 @@ def _write(fd: int, data: memoryview) -> None:
 
 def _touch(fd: int) -> None:
     now = time.time_ns()
-    with suppress(PermissionError):  # another user's
+    with suppress(PermissionError):  # another user's file
         os.utime(fd, ns=(now, now))
 
 
 def _boot() -> bytes:
-    """Changes when the machine is started."""
+    """An identifier that changes when the machine restarts."""
     with suppress(OSError, ValueError):
         return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
     return bytes(16)

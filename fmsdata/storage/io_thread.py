@@ -1,7 +1,7 @@
-"""The thread in which a process talks to filesystems: one asyncio loop, made when it is first needed.
+"""The thread in which a process talks to filesystems: one asyncio event loop, created on first use.
 
-Loops, sockets and threads do not survive a fork. A forked process leaves those of its parent alone, for ever, and
-makes its own. Nothing here keeps a process from ending: all threads are daemons.
+Event loops, sockets and threads do not survive a fork. A forked process never touches those of its
+parent, and creates its own. Nothing here keeps a process from ending: all threads are daemons.
 """
 
 import asyncio
@@ -18,20 +18,20 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 Kept = TypeVar("Kept")
-THREADS = 64  # at most, for filesystems that block
+THREADS = 64  # at most, for blocking filesystems
 CLOSING_SECONDS = 2.0
-GONE = "this connection was closed, or made by another process before a fork; make it anew"
+CLOSED = "this connection was closed, or belongs to a parent process; create it again"
 
 
 class IoThread:
-    """The loop of this process, and what must be closed before it ends."""
+    """The event loop of this process, and everything to close before it ends."""
 
     _current: "IoThread | None" = None
-    _lock = threading.RLock()  # a signal's handler may need it where it is held
+    _lock = threading.RLock()  # reentrant: a signal handler may need it while it is held
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.loop.set_default_executor(_Daemons())
+        self.loop.set_default_executor(_DaemonThreads())
         self._kept: dict[object, Any] = {}
         self._closing: list[Callable[[], Awaitable[None]]] = []
         self._thread = threading.Thread(target=self._serve, name="fmsdata-io", daemon=True)
@@ -39,7 +39,7 @@ class IoThread:
 
     @classmethod
     def current(cls) -> "IoThread":
-        """The one of this process."""
+        """The IoThread of this process."""
         with cls._lock:
             if cls._current is None:
                 cls._current = cls()
@@ -47,16 +47,16 @@ class IoThread:
 
     @classmethod
     def close_current(cls) -> None:
-        """End the loop of this process, if it has one: what is under way is cancelled."""
+        """End the event loop of this process, if there is one, and cancel what runs in it."""
         with cls._lock:
             if cls._current is not None and threading.current_thread() is cls._current._thread:
-                raise RuntimeError("the loop can't end itself; call this from another thread")
+                raise RuntimeError("the event loop can't end itself; call this from another thread")
             current, cls._current = cls._current, None
         if current is not None:  # from here on, nobody can start anything in it
             current._close()
 
     def keep(self, key: object, make: Callable[[], Kept], close: Callable[[Kept], Awaitable[None]]) -> Kept:
-        """What is kept under this key as long as the loop lives, made if it is not there yet."""
+        """The object under this key, created if necessary. It is closed when the loop ends."""
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = kept = make()
@@ -65,23 +65,23 @@ class IoThread:
             return found
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run it in the loop, without waiting."""
+        """Run a coroutine in the loop, without waiting."""
         with self._lock:
             if self is IoThread._current:
                 return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         coroutine.close()
-        raise RuntimeError(GONE)
+        raise RuntimeError(CLOSED)
 
     def start_all(self, work: Sequence[tuple[Coroutine[Any, Any, T], Future[T]]]) -> None:
-        """Run many in the loop, which is woken once, and have each tell its future."""
+        """Run many coroutines in the loop, which is woken once. Each sets its future."""
         with self._lock:
             if self is IoThread._current:
                 self.loop.call_soon_threadsafe(self._begin, work)
                 return
         for coroutine, future in work:
             coroutine.close()
-            future.cancel()  # nobody must wait for it
-        raise RuntimeError(GONE)
+            future.cancel()  # so that nobody waits for it
+        raise RuntimeError(CLOSED)
 
     def _begin(self, work: Sequence[tuple[Coroutine[Any, Any, T], Future[T]]]) -> None:
         for coroutine, future in work:
@@ -89,32 +89,32 @@ class IoThread:
                 coroutine.close()
                 continue
             task = self.loop.create_task(coroutine)
-            task.add_done_callback(partial(_tell, future))
-            future.add_done_callback(partial(self._stop_task, task))
+            task.add_done_callback(partial(_resolve, future))
+            future.add_done_callback(partial(self._cancel_task, task))
 
-    def _stop_task(self, task: "asyncio.Task[T]", future: Future[T]) -> None:
+    def _cancel_task(self, task: "asyncio.Task[T]", future: Future[T]) -> None:
         if future.cancelled():
             with suppress(RuntimeError):  # the loop has ended
                 self.loop.call_soon_threadsafe(task.cancel)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it in the loop and wait. An interrupt ends the waiting at once, and the coroutine."""
+        """Run a coroutine in the loop and wait for it. An interrupt ends both at once."""
         if threading.current_thread() is self._thread:
             coroutine.close()
-            raise RuntimeError("the loop can't wait for itself; await it")
+            raise RuntimeError("the event loop can't wait for itself; use await")
         future = self.start(coroutine)
         try:
             return future.result()
         finally:
-            future.cancel()  # where it was not waited for to the end
-            del future  # an error would keep it, and it keeps the error
+            future.cancel()  # if the waiting was interrupted
+            del future  # an error refers to this frame, and the future to the error
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
 
     def _close(self) -> None:
-        """Takes a few seconds at most, whatever is stalled."""
+        """Takes a few seconds at most, even if requests stall."""
         with suppress(Exception):
             asyncio.run_coroutine_threadsafe(self._wind_up(), self.loop).result(3 * CLOSING_SECONDS)
         with suppress(RuntimeError):
@@ -129,21 +129,23 @@ class IoThread:
         if closing:
             await _cancel((await asyncio.wait(closing, timeout=CLOSING_SECONDS))[1])
         self._kept.clear()
-        for _ in range(3):  # transports end in the loop's next turns
+        for _ in range(3):  # transports are closed in the next iterations of the loop
             await asyncio.sleep(0)
 
     @classmethod
     def _forked(cls) -> None:
-        """Leave the parent's loop as it is. If it were destroyed, its sockets would be taken out of the parent's
-        hands too, so it must outlive everything here."""
+        """Leave the parent's loop alone, and keep it from being collected.
+
+        Destroying it would unregister the parent's sockets in the parent, too.
+        """
         if cls._current is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(cls._current))
         cls._current = None
         cls._lock = threading.RLock()
 
 
-def _tell(future: Future[T], task: "asyncio.Task[T]") -> None:
-    """Tell a future what became of a task."""
+def _resolve(future: Future[T], task: "asyncio.Task[T]") -> None:
+    """Copy the outcome of a task to a future."""
     if task.cancelled():
         future.cancel()
     if not future.set_running_or_notify_cancel():
@@ -163,29 +165,35 @@ async def _cancel(tasks: set[Any]) -> None:
 
 
 async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run them at once, in a loop, and give all results in order. The first that fails ends the others."""
+    """Run coroutines concurrently and return their results in order.
+
+    The first failure cancels the others.
+    """
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in coroutines]
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
-class _Daemons(ThreadPoolExecutor):
-    """At most so many threads. Unlike those of its base, they do not have to end before the process can."""
+class _DaemonThreads(ThreadPoolExecutor):
+    """At most THREADS threads.
+
+    Unlike those of its base class, they don't keep the process alive.
+    """
 
     def __init__(self) -> None:
         super().__init__(THREADS)
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._started = self._waiting = 0
+        self._started = self._idle = 0
         self._guard = threading.Lock()
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         future: Future[T] = Future()
         with self._guard:
-            if self._waiting:
-                self._waiting -= 1
+            if self._idle:
+                self._idle -= 1
             elif self._started < THREADS:
                 self._started += 1
                 threading.Thread(target=self._serve, name="fmsdata-io-pool", daemon=True).start()
@@ -208,7 +216,7 @@ class _Daemons(ThreadPoolExecutor):
                     future.set_exception(error)
             del job, future, call
             with self._guard:
-                self._waiting += 1
+                self._idle += 1
 
 
 os.register_at_fork(after_in_child=IoThread._forked)

@@ -1,10 +1,9 @@
-"""Files and folders on a local disk: shards are mapped into memory, never read whole. And folders of small files, such
-as checkpoints, on any filesystem that fsspec knows.
-"""
+"""Files and folders on a local disk. Shards are mapped into memory, not read whole."""
 
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
@@ -12,15 +11,17 @@ from weakref import WeakValueDictionary
 import pyarrow as pa
 
 from fmsdata.errors import DataError
+from fmsdata.storage.clients.base import Entry, Listing
 
 Opened = TypeVar("Opened")
 SMALL = 1 << 16
 
 
 def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
-    """Paths, relative to the folder and sorted, of all files below it that end in one of the suffixes.
+    """Paths, relative to the folder and sorted, of all files below it that end in one of the
+    suffixes.
 
-    Hidden files and folders are left out: they are what interrupted copies leave behind. Links are followed.
+    Hidden files and folders are left out: interrupted copies leave them behind. Links are followed.
     """
     return sorted(_walk(str(folder), "", suffixes, ()))
 
@@ -44,10 +45,51 @@ def _walk(folder: str, inside: str, suffixes: tuple[str, ...], above: tuple[str,
             yield inside + entry.name
 
 
-def map_file(path: Path) -> pa.Buffer:
-    """The file's bytes, mapped. No file descriptor stays open; the mapping ends with the last use of it.
+def list_level(folder: Path) -> Listing:
+    """The files and folders directly in a folder; empty if there is no such folder.
 
-    A small file is read instead: thousands of them may be in use at once, and a process can have some 65,000 mappings.
+    Other processes may write and remove files meanwhile. A file that disappears during the listing
+    is left out.
+    """
+    files, folders = [], []
+    with suppress(FileNotFoundError):
+        for found in os.scandir(folder):
+            with suppress(FileNotFoundError):
+                if found.is_dir():
+                    folders.append(found.name)
+                else:
+                    files.append(_entry(found.name, found.stat()))
+    return Listing(sorted(files), sorted(folders))
+
+
+def file_entry(folder: Path, name: str) -> Entry:
+    """A file below a folder, as a listing shows it."""
+    return _entry(name, (folder / name).stat())
+
+
+def _entry(name: str, status: os.stat_result) -> Entry:
+    return Entry(name, status.st_size, str(status.st_mtime_ns))
+
+
+def remove_folder(folder: Path, first: str) -> None:
+    """Remove a folder, the file named `first` before the others.
+
+    Files that are gone already are ignored.
+    """
+    listing = list_level(folder)
+    for name in sorted((entry.name for entry in listing.files), key=lambda name: (name != first, name)):
+        (folder / name).unlink(missing_ok=True)
+    for name in listing.folders:
+        remove_folder(folder / name, first)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def map_file(path: Path) -> pa.Buffer:
+    """The bytes of a file, mapped into memory. The mapping ends with its last user.
+
+    No file descriptor stays open. A small file is read instead: thousands of them may be in use at
+    once, and a process can have about 65,000 mappings.
     """
     try:
         with pa.memory_map(str(path)) as file:
@@ -59,7 +101,10 @@ def map_file(path: Path) -> pa.Buffer:
 
 
 class MappedFiles:
-    """Files that are mapped now, so that none is mapped twice. A mapping ends with its last user."""
+    """The files that are mapped now, so that none is mapped twice.
+
+    A mapping ends with its last user.
+    """
 
     def __init__(self) -> None:
         self._buffers: WeakValueDictionary[Path, pa.Buffer] = WeakValueDictionary()
@@ -72,13 +117,14 @@ class MappedFiles:
 
 
 class Recent(Generic[Opened]):
-    """The most recently used of what `open` makes, at most `limit` of them."""
+    """A cache of at most `limit` objects. The least recently used one is evicted."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._kept: OrderedDict[object, Opened] = OrderedDict()
 
     def get(self, key: object, open: Callable[[], Opened]) -> Opened:
+        """The object under this key; `open` creates it if it is not there."""
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]

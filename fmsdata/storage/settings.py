@@ -1,47 +1,91 @@
-"""How remote shards are read: the settings below `storage` in YAML."""
+"""Settings for reading remote shards. They are also the `storage` section of a YAML file.
 
-from dataclasses import dataclass
+This is their only description. The fields say what each setting is and how it is checked;
+`fmsdata.config` derives the YAML section, its error messages and its JSON schema from them.
+"""
+
+from dataclasses import dataclass, field, fields
+from enum import Enum
 from typing import Any
 
 from fmsdata.core.checks import whole
 from fmsdata.errors import ConfigError
 
 
+class SettingKind(Enum):
+    """What the value of a setting must be."""
+
+    BYTES = "bytes"  # YAML files may also say 256MB
+    COUNT = "count"
+    POSITIVE_COUNT = "positive count"
+    SECONDS = "seconds"
+    LOCAL_FOLDER = "local folder"
+    SECTION = "section"  # settings in their own right, or None
+
+
+def _about(kind: SettingKind, description: str) -> dict[str, Any]:
+    return {"kind": kind, "description": description}
+
+
 @dataclass(frozen=True, kw_only=True)
 class CacheSettings:
-    """A folder on the node's own disk that keeps what was fetched, for all processes of the node."""
+    """Where a node keeps what its processes fetched.
 
-    path: str
-    limit: int  # bytes
+    >>> cache = CacheSettings(path="/scratch/cache", limit=200 * 10**9)
+    """
+
+    path: str = field(
+        metadata=_about(SettingKind.LOCAL_FOLDER, "A folder on a disk of the node, for all its processes.")
+    )
+    limit: int = field(metadata=_about(SettingKind.BYTES, "How much it holds at most, such as 200GB."))
 
     def __post_init__(self) -> None:
-        if not isinstance(self.path, str) or not self.path or "://" in self.path:
-            raise ConfigError(f"storage.cache.path is {self.path!r}; it must be a folder on a local disk")
+        _check(self, "storage.cache")
         whole("storage.cache.limit", self.limit, least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """How shards that are not on a local disk are read, by each worker process.
+    """How shards that are not on a local disk are read, by each worker. None of this changes the
+    stream.
 
     >>> storage = Storage(prefetch_bytes=512 << 20, connections=64)
     """
 
-    prefetch_bytes: int = 256 << 20  # of shards that are held in memory: fetched ahead, or in use
-    connections: int = 32  # requests at a time
-    retries: int = 8  # attempts after the first, for one read
-    timeout: float = 20.0  # seconds for one attempt
-    deadline: float = 120.0  # seconds for a read with all its attempts
-    cache: CacheSettings | None = None
+    prefetch_bytes: int = field(
+        default=256 << 20,
+        metadata=_about(SettingKind.BYTES, "How much of the shards is held in memory, fetched ahead or in use."),
+    )
+    connections: int = field(default=32, metadata=_about(SettingKind.POSITIVE_COUNT, "Requests at a time."))
+    retries: int = field(default=8, metadata=_about(SettingKind.COUNT, "Attempts after the first, for each read."))
+    timeout: float = field(default=20.0, metadata=_about(SettingKind.SECONDS, "Seconds for one attempt."))
+    deadline: float = field(
+        default=120.0,
+        metadata=_about(
+            SettingKind.SECONDS,
+            "Seconds for a read with all its attempts; after that the run ends with an error, and can be resumed.",
+        ),
+    )
+    cache: CacheSettings | None = field(
+        default=None,
+        metadata=_about(SettingKind.SECTION, "Where a node keeps what its processes fetched; by default nowhere."),
+    )
 
     def __post_init__(self) -> None:
-        whole("storage.prefetch_bytes", self.prefetch_bytes)
-        whole("storage.connections", self.connections, least=1)
-        whole("storage.retries", self.retries)
-        _seconds("storage.timeout", self.timeout)
-        _seconds("storage.deadline", self.deadline)
+        _check(self, "storage")
 
 
-def _seconds(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-        raise ConfigError(f"{name} is {value!r}; it must be a number of seconds above zero")
+def _check(settings: Any, section: str) -> None:
+    for setting in fields(settings):
+        name, value = f"{section}.{setting.name}", getattr(settings, setting.name)
+        match setting.metadata["kind"]:
+            case SettingKind.BYTES | SettingKind.COUNT:
+                whole(name, value)
+            case SettingKind.POSITIVE_COUNT:
+                whole(name, value, least=1)
+            case SettingKind.SECONDS:
+                if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+                    raise ConfigError(f"{name} is {value!r}; it must be a number of seconds above zero")
+            case SettingKind.LOCAL_FOLDER:
+                if not isinstance(value, str) or not value or "://" in value:
+                    raise ConfigError(f"{name} is {value!r}; it must be a folder on a local disk")

@@ -1,11 +1,12 @@
-"""What reading from remote storage costs, as `loader.stats()` tells it."""
+"""What reading from remote storage costs: the storage part of `loader.stats()`."""
 
 from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class StorageStats:
-    """What was fetched of remote shards since the loader was made, and how long reading waited for it.
+    """What was fetched of remote shards since the loader was created, and the time spent waiting
+    for it.
 
     >>> print(loader.stats().storage.waited)     # doctest: +SKIP
     0.3
@@ -14,16 +15,17 @@ class StorageStats:
     requests: int = 0
     bytes: int = 0
     retries: int = 0
-    cached_bytes: int = 0  # that came from the cache on the node's disk instead
-    again_bytes: int = 0  # of documents that had been given up for want of memory
-    waited: float = 0.0  # seconds in which the pipeline had to wait; over all workers of a rank
+    cached_bytes: int = 0  # read from the cache on the node's disk instead
+    again_bytes: int = 0  # fetched a second time, because the documents were evicted for lack of memory
+    waited: float = 0.0  # seconds in which the pipeline had to wait, over all workers of a rank
     held_bytes: int = 0  # in memory now
 
     def __add__(self, other: "StorageStats") -> "StorageStats":
-        return StorageStats(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)})
+        names = [field.name for field in fields(self)]
+        return StorageStats(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def __bool__(self) -> bool:
-        """Whether there is anything to tell."""
+        """Whether anything was read from remote storage."""
         return bool(self.requests or self.cached_bytes)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What every task is."""
+"""The protocol of a task: it turns the lines of a batch into the tensors that the trainer gets."""
 
 from typing import Protocol
 
@@ -6,21 +6,25 @@ import torch
 
 from fmsdata.tasks.batch import Batch
 
-IGNORED = -100  # the label where there is nothing to learn
+IGNORED = -100  # the label of a token that is not predicted
 
 
 class Task(Protocol):
     """Turns a batch of lines into the fields that the trainer gets.
 
-    All that is random in it must be drawn from `batch.keys`, so that a line becomes the same wherever it is read.
+    Random choices must be derived from `batch.keys`, so that a line gives the same fields wherever
+    it is read. See `CausalLM` for an example.
     """
 
     @property
     def extra_tokens(self) -> int:
-        """How many tokens a line is longer than what the model sees."""
+        """How many tokens a line has more than the model sees."""
 
     @property
     def needs_lines(self) -> bool:
-        """Whether it looks at the lines' origins or keys. If not, worker processes need not send them."""
+        """Whether the task uses `batch.lines` or `batch.keys`.
+
+        If not, worker processes do not send them.
+        """
 
     def __call__(self, batch: Batch) -> dict[str, torch.Tensor]: ...

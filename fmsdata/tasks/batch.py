@@ -1,4 +1,7 @@
-"""Batch: lines become tensors. The one place where tokens are copied."""
+"""Batch: the lines of one step, from which tasks and outputs make tensors.
+
+Tokens are copied here and only here.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -9,39 +12,27 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fmsdata.core.chunk import (
-    BEGINS,
-    BUFFER,
-    DOCUMENT,
-    LENGTH,
-    PADDING,
-    POSITION,
-    TAIL,
-    Chunk,
-    Row,
-    Span,
-    epochs,
-    provenance,
-)
+from fmsdata.core.chunk import Chunk, Row, epochs, provenance
 from fmsdata.core.keys import Ints, Keys, mix_array, offsets
+from fmsdata.core.spans import BEGINS, BUFFER, DOCUMENT, LENGTH, PADDING, POSITION, TAIL, Span
 from fmsdata.core.tokens import Tokens
 from fmsdata.errors import ConfigError, StageError
 
 
-class Parts(NamedTuple):
-    """What of each document lies in each line: tokens `start` to `stop - 1` of line `line`."""
+class DocumentSpans(NamedTuple):
+    """Where the documents lie in the lines: each is tokens `start` to `stop - 1` of line `line`."""
 
     line: Ints
-    number: Ints  # of the document in its line
+    number: Ints  # of the document, counted in its line
     start: Ints
     stop: Ints
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The lines of one step of one rank, of which the model sees all but the last `extra_tokens`."""
+    """The lines of one step of one rank. The model sees all but the last `extra_tokens` of each."""
 
-    tokens: Tokens  # (lines, line length), in the narrowest type that all shards of the batch fit in
+    tokens: Tokens  # (lines, line length), in the narrowest type that holds all of them
     padding: list[int]  # how many tokens at the end of each line are padding
     extra_tokens: int
     _make_lines: Callable[[], Chunk]
@@ -50,7 +41,7 @@ class Batch:
         if self.length < 1:
             raise ConfigError(
                 f"seq_len {self.tokens.shape[1]} is too short: "
-                f"this task takes {self.extra_tokens} token more than the model sees"
+                f"this task needs {self.extra_tokens} token more than the model sees"
             )
 
     def __len__(self) -> int:
@@ -58,17 +49,20 @@ class Batch:
 
     @property
     def length(self) -> int:
-        """The part of each line that the model sees."""
+        """How many tokens of each line the model sees."""
         return int(self.tokens.shape[1]) - self.extra_tokens
 
     @cached_property
     def lines(self) -> Chunk:
-        """The lines as one chunk: where documents begin, and where they come from."""
+        """The lines as one chunk, which says where documents begin and where they come from."""
         return self._make_lines()
 
     @cached_property
     def keys(self) -> Keys:
-        """A 64-bit key for each line, its `Item.key`: what random choices about the line must be drawn from."""
+        """A 64-bit key for each line, its `Item.key`.
+
+        Random choices about the line must be derived from it.
+        """
         lines, spans = self.lines, self.lines.spans
         stored = np.append(np.flatnonzero(spans[:, DOCUMENT] >= 0), len(spans))
         first = stored[np.searchsorted(stored, lines.first[:-1])]
@@ -80,50 +74,53 @@ class Batch:
 
     @cached_property
     def segments(self) -> tuple[Ints, Ints]:
-        """The documents in what the model sees: where each starts in the flat batch, and its number in its line.
+        """The documents in the tokens that the model sees.
 
-        The number of padding is -1.
+        Returns where each starts in the flat batch, and its number in its line. Padding has the
+        number -1.
         """
-        line, place, begins, number = self._places
-        seen = begins & (place < self.length)
-        return line[seen] * self.length + place[seen], number[seen]
+        line, position, begins, number = self._positions
+        seen = begins & (position < self.length)
+        return line[seen] * self.length + position[seen], number[seen]
 
     @cached_property
-    def parts(self) -> Parts:
-        """The documents in the whole lines, without the tokens that were inserted before and behind them."""
+    def parts(self) -> DocumentSpans:
+        """The documents in the whole lines, without the tokens that were inserted around them."""
         spans = self.lines.spans
-        line, place, begins, number = self._places
+        line, position, begins, number = self._positions
         stored = np.where(spans[:, DOCUMENT] >= 0, spans[:, LENGTH] - (spans[:, TAIL] > 0), 0)
-        some = np.flatnonzero(stored)
-        document = np.cumsum(begins).take(some)
-        first, last = some[np.diff(document, prepend=0) > 0], some[np.diff(document, append=0) != 0]
-        return Parts(line[first], number[first], place[first], place[last] + stored[last])
+        spans_with_tokens = np.flatnonzero(stored)
+        document = np.cumsum(begins).take(spans_with_tokens)
+        first = spans_with_tokens[np.diff(document, prepend=0) > 0]
+        last = spans_with_tokens[np.diff(document, append=0) != 0]
+        return DocumentSpans(line[first], number[first], position[first], position[last] + stored[last])
 
     @cached_property
-    def _places(self) -> tuple[Ints, Ints, npt.NDArray[np.bool_], Ints]:
-        """Of each span its line, its place in it, whether a document begins there, and which of the line it is."""
+    def _positions(self) -> tuple[Ints, Ints, npt.NDArray[np.bool_], Ints]:
+        """For each span: line, position in it, whether a document begins, the document's number."""
         lines, spans = self.lines, self.lines.spans
         line = np.repeat(np.arange(len(lines)), np.diff(lines.first))
         ends = offsets(spans[:, LENGTH])
-        place = ends[:-1] - ends[lines.first[:-1]][line]
+        position = ends[:-1] - ends[lines.first[:-1]][line]
         begins = (spans[:, BEGINS] & 1) == 1
         begins[lines.first[:-1]] = True
         number = np.cumsum(begins)
         number -= number[lines.first[:-1]][line]
         number[spans[:, DOCUMENT] == PADDING] = -1
-        return line, place, begins, number
+        return line, position, begins, number
 
     def spread(self, values: Ints) -> torch.Tensor:
-        """One value per document, at each of its tokens: (lines, length)."""
+        """One value per document, repeated for each of its tokens: (lines, length)."""
         cu = self.cu_seqlens()
         return torch.from_numpy(np.repeat(values, np.diff(cu)).reshape(len(self), self.length))
 
     def cu_seqlens(self) -> Ints:
+        """Where each document starts in the flat batch, and the end of the batch."""
         return np.append(self.segments[0], len(self) * self.length)
 
 
 def widen(tokens: npt.NDArray[Any]) -> torch.Tensor:
-    """Tokens as a tensor of int64 of its own."""
+    """A copy of the tokens as an int64 tensor."""
     return torch.from_numpy(tokens.astype(np.int64, order="C"))
 
 
@@ -157,7 +154,7 @@ OUTPUTS: dict[str, Callable[[Batch], Any]] = {
 
 
 def check_outputs(names: Sequence[str]) -> None:
-    """Raise if a name is not one that a batch can hold."""
+    """Raise if a name is not an output that a batch can hold."""
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise ConfigError(f"outputs is {names!r}; it must be a list of names")
     for name in names:
@@ -177,7 +174,7 @@ def collect(rows: Sequence[Row], extra_tokens: int) -> Batch:
 def gather(rows: Sequence[Row]) -> Tokens:
     """The tokens of these lines, (lines, line length)."""
     check_lengths(chunk.line_length for chunk, _ in rows)
-    pieces: list[Any] = []  # before Python 3.12 the stubs don't tell that arrays are buffers
+    pieces: list[Any] = []  # before Python 3.12 the stubs do not say that arrays are buffers
     dtypes = set()
     for chunk, row in rows:
         pieces += chunk.pieces(row)
@@ -193,7 +190,7 @@ def padding_of(rows: Sequence[Row]) -> list[int]:
 
 
 def check_lengths(lengths: Iterable[int]) -> None:
-    """Raise unless all lines of a batch have one length."""
+    """Raise unless all lines of a batch have the same length."""
     if len(different := set(lengths)) > 1:
         raise StageError(
             f"lines of {' and '.join(map(str, sorted(different)))} tokens can't be in one batch; put a Pack below"

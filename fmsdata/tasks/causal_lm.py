@@ -1,4 +1,4 @@
-"""CausalLM: each token is predicted from those before it."""
+"""CausalLM: each token is predicted from the tokens before it."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,7 +13,10 @@ from fmsdata.tasks.batch import Batch, widen
 
 @dataclass(frozen=True)
 class CausalLM:
-    """Predict the next token: `labels` are `input_ids` one further on, and -100 where there is nothing to learn.
+    """Predict the next token: `labels` are `input_ids` shifted by one token.
+
+    Labels are -100, which losses ignore, for padding and for the first `prompt_len` tokens of a
+    line.
 
     >>> task = CausalLM(prompt_len=1)
     """
@@ -28,7 +31,9 @@ class CausalLM:
 
     def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
         if self.prompt_len >= batch.length:
-            raise ConfigError(f"prompt_len {self.prompt_len} leaves nothing to learn of {batch.length} tokens a line")
+            raise ConfigError(
+                f"prompt_len {self.prompt_len} leaves nothing to predict in lines of {batch.length} tokens"
+            )
         labels = widen(batch.tokens[:, 1:])
         if self.prompt_len:
             labels[:, : self.prompt_len] = IGNORED

@@ -1,4 +1,8 @@
-"""FillInTheMiddle: some documents are rearranged, so that a causal model learns to fill a gap between two texts."""
+"""FillInTheMiddle: some documents are rearranged, so that a causal model learns to fill in a gap.
+
+The text before the gap and the text behind it come first, the text in the gap last. A document is
+rearranged in place: lines keep their length.
+"""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -14,20 +18,23 @@ from fmsdata.tasks.causal_lm import CausalLM
 
 SALT = np.uint64(key_of("fill_in_the_middle"))
 SENTINELS = 3
-SHORTEST = SENTINELS + 3  # tokens; what is shorter is left alone
+SHORTEST = SENTINELS + 3  # tokens; shorter documents are not rearranged
 
 
 @dataclass(frozen=True, kw_only=True)
 class FillInTheMiddle:
-    """`CausalLM` of lines in which a share `rate` of the documents is cut into prefix, middle and suffix.
+    """`CausalLM` of lines in which some documents are cut into prefix, middle and suffix.
 
-    `prefix`, `suffix` and `middle` are the sentinel tokens. They take the place of the last three tokens of the
-    document's part in the line, so that lines keep their length and documents their place:
+    A share `rate` of the documents is rearranged.
+
+    `prefix`, `suffix` and `middle` are the sentinel tokens. They replace the last three tokens that
+    the document has in the line, so that lines keep their length and documents their position:
 
         PREFIX prefix SUFFIX suffix MIDDLE middle     (PSM)
-        PREFIX SUFFIX suffix MIDDLE prefix middle     (SPM, a share `spm_rate` of those that are rearranged)
+        PREFIX SUFFIX suffix MIDDLE prefix middle     (SPM, a share `spm_rate` of those)
 
-    Tokens that were inserted at either end (BOS, EOS) stay there; so do `bos` and `eos` where they are stored.
+    Tokens that were inserted at either end (BOS, EOS) stay there, and so do stored `bos` and `eos`
+    tokens.
 
     >>> task = FillInTheMiddle(prefix=50_001, suffix=50_002, middle=50_003, rate=0.5)
     """
@@ -64,8 +71,8 @@ class FillInTheMiddle:
         keys = mix_array(mix_array(batch.keys ^ SALT)[line] ^ number.astype(np.uint64))
         chosen = (uniform(keys, 0) < self.rate) & (stop - start >= SHORTEST)
         suffix_first = uniform(keys, 1) < self.spm_rate
-        places = stop - start - SENTINELS + 1  # where the kept tokens can be cut, before the first and behind the last
-        cuts = np.sort([(uniform(keys, draw) * places).astype(np.int64) for draw in (2, 3)], axis=0)
+        positions = stop - start - SENTINELS + 1  # possible cuts, both ends included
+        cuts = np.sort([(uniform(keys, draw) * positions).astype(np.int64) for draw in (2, 3)], axis=0)
         for i in np.flatnonzero(chosen).tolist():
             part = tokens[line[i], start[i] : stop[i]]
             prefix, middle, suffix = np.split(part[:-SENTINELS], cuts[:, i])

@@ -1,4 +1,4 @@
-"""MaskedLM: some tokens are hidden or changed, and predicted from all the others."""
+"""MaskedLM: some tokens are masked or replaced, and predicted from all the others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +18,14 @@ SALT = np.uint64(key_of("masked_lm"))
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedLM:
-    """Each token is chosen with probability `rate`; `labels` hold those, and -100 everywhere else.
+    """Predict some tokens, which are masked, from all the others.
 
-    Of the chosen ones a share `mask_rate` becomes the token `mask`, a share `random_rate` any token below
-    `vocab_size`, and the rest stays. Padding and the tokens in `special` are never chosen.
+    Each token is chosen with probability `rate`. `labels` hold the chosen tokens, and -100
+    elsewhere.
+
+    Of the chosen tokens, a share `mask_rate` is replaced by the token `mask`, a share `random_rate`
+    by a random token below `vocab_size`, and the rest stays. Padding and the tokens in `special`
+    are never chosen.
 
     >>> task = MaskedLM(mask=103, vocab_size=30_522, special=[101, 102])
     """
@@ -43,26 +47,26 @@ class MaskedLM:
             rate(name, getattr(self, name))
         if self.mask_rate + self.random_rate > 1:
             raise ConfigError(
-                f"mask_rate {self.mask_rate} and random_rate {self.random_rate} are more than 1 together: "
+                f"mask_rate {self.mask_rate} and random_rate {self.random_rate} add up to more than 1: "
                 "they are shares of the chosen tokens"
             )
         if not isinstance(self.special, Sequence):
             raise ConfigError(f"special is {self.special!r}; it must be a list of tokens")
-        special = tuple(whole("a token of special", one) for one in self.special)
-        object.__setattr__(self, "special", special)  # hashable, also if it was a list
+        special = tuple(whole("a token of special", value) for value in self.special)
+        object.__setattr__(self, "special", special)  # a tuple, so that the task is hashable
 
     def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
         tokens = batch.tokens.astype(np.int64)
-        place = np.arange(batch.length)
-        keys = mix_array(batch.keys ^ SALT)[:, None] + place.astype(np.uint64)
+        position = np.arange(batch.length)
+        keys = mix_array(batch.keys ^ SALT)[:, None] + position.astype(np.uint64)
         chosen = uniform(keys, 0) < self.rate
-        chosen &= place < batch.length - np.array(batch.padding)[:, None]
+        chosen &= position < batch.length - np.array(batch.padding)[:, None]
         chosen &= ~np.isin(tokens, self.special)
         labels = np.where(chosen, tokens, IGNORED)
         keys = keys[chosen]
         kind = uniform(keys, 1)
-        any_token = (uniform(keys, 2) * self.vocab_size).astype(np.int64)
+        random_token = (uniform(keys, 2) * self.vocab_size).astype(np.int64)
         tokens[chosen] = np.select(
-            [kind < self.mask_rate, kind < self.mask_rate + self.random_rate], [self.mask, any_token], tokens[chosen]
+            [kind < self.mask_rate, kind < self.mask_rate + self.random_rate], [self.mask, random_token], tokens[chosen]
         )
         return {"input_ids": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}

@@ -1,4 +1,4 @@
-"""A task of the user's own: a function, named by where it is."""
+"""OwnTask: a function of the user's own as a task, named by its module."""
 
 import importlib
 import inspect
@@ -20,10 +20,13 @@ from fmsdata.tasks.batch import Batch
 
 @dataclass(frozen=True)
 class OwnTask:
-    """The task that the function at `module:function` is: called with a `Batch`, it gives the batch's fields.
+    """The function at `module:function` as a task.
 
-    The module is looked for in the current directory, then where Python looks. `parameters` are passed by name.
-    Attributes of the function say what a task must tell: `extra_tokens` (1 if missing), `needs_lines` (True).
+    It is called with a `Batch` and returns the fields of the batch.
+
+    The module is looked up in the current directory, then on Python's search path. `parameters` are
+    passed by name. The function may have the attributes of a task: `extra_tokens` (default 1) and
+    `needs_lines` (default True).
 
     >>> task = OwnTask("my_tasks:reversed_lm", {"share": 0.5})     # doctest: +SKIP
     """
@@ -36,9 +39,11 @@ class OwnTask:
         whole(f"extra_tokens of task {self.function!r}", self.extra_tokens)
         try:
             signature = inspect.signature(self._function)
-            takes = list(signature.parameters.values())
-            if not any(one.kind is one.VAR_KEYWORD for one in takes):
-                check_parameters(f"task {self.function!r}", self.parameters, [one.name for one in takes[1:]])
+            accepted = list(signature.parameters.values())
+            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted):
+                check_parameters(
+                    f"task {self.function!r}", self.parameters, [parameter.name for parameter in accepted[1:]]
+                )
             signature.bind(None, **self.parameters)
         except (TypeError, ValueError) as error:
             raise ConfigError(
@@ -62,27 +67,29 @@ class OwnTask:
         except Exception as error:
             raise StageError(f"task {self.function!r} failed: {type(error).__name__}: {error}") from error
         if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
-            given = f"names {list(fields)}" if isinstance(fields, dict) else f"a {type(fields).__name__}"
-            raise StageError(f"task {self.function!r} gave {given}, not a dict of tensors by name")
+            returned = (
+                f"a dict with the keys {list(fields)}" if isinstance(fields, dict) else f"a {type(fields).__name__}"
+            )
+            raise StageError(f"task {self.function!r} returned {returned}; expected a dict of tensors by name")
         return fields
 
     @cached_property
     def _function(self) -> Callable[..., Any]:
         module, _, name = str(self.function).partition(":")
         if not module or not name:
-            raise ConfigError(f"task {self.function!r}: write a function of your own as package.module:function")
+            raise ConfigError(f"task {self.function!r}: name a function of your own as package.module:function")
         with _current_directory_first():
             found = _import(module, self.function)
         try:
             function = attrgetter(name)(found)
         except AttributeError:
-            callables = [one for one, value in vars(found).items() if callable(value)]
+            callables = [attribute for attribute, value in vars(found).items() if callable(value)]
             raise ConfigError(
                 f"task {self.function!r}: {getattr(found, '__file__', module)} has no {name!r}; "
                 + suggestion(name, callables)
             ) from None
         if not callable(function):
-            raise ConfigError(f"task {self.function!r}: {name} is {function!r}, which can't be called")
+            raise ConfigError(f"task {self.function!r}: {name} is {function!r}, which is not callable")
         return function  # type: ignore[no-any-return]
 
     def __reduce__(self) -> tuple[type["OwnTask"], tuple[str, dict[str, Any]]]:
@@ -96,7 +103,7 @@ def _import(module: str, written: str) -> Any:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise ConfigError(
-                f"task {written!r}: there is no module {error.name!r} in {os.getcwd()} nor where Python looks"
+                f"task {written!r}: there is no module {error.name!r} in {os.getcwd()} or on Python's search path"
             ) from None
         raise ConfigError(f"task {written!r}: importing {module} failed: {type(error).__name__}: {error}") from error
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The tasks by the names that a configuration uses."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -15,22 +15,24 @@ from fmsdata.tasks.own import OwnTask
 TASKS: dict[str, Any] = {"causal_lm": CausalLM, "fill_in_the_middle": FillInTheMiddle, "masked_lm": MaskedLM}
 
 
-def task_from(told: str | Mapping[str, Any] | None) -> Task:
-    """The task that a configuration names: one of `TASKS`, or `module:function`; with parameters, as a dict.
+def task_from(described: str | Mapping[str, Any] | None) -> Task:
+    """The task that a configuration describes.
+
+    That is a name in `TASKS`, `module:function`, or a dict of a name and parameters.
 
     >>> task_from("causal_lm")
     CausalLM(prompt_len=0)
     >>> task_from({"name": "masked_lm", "mask": 103, "vocab_size": 30_522}).rate
     0.15
     """
-    if told is None:
-        told = {}
-    if not isinstance(told, str | Mapping):
-        raise ConfigError(f"task is {told!r}; it must be a name, or a dict of a name and parameters")
-    parameters = {"name": told} if isinstance(told, str) else dict(told)
+    if described is None:
+        described = {}
+    if not isinstance(described, str | Mapping):
+        raise ConfigError(f"task is {described!r}; it must be a name, or a dict of a name and parameters")
+    parameters = {"name": described} if isinstance(described, str) else dict(described)
     name = parameters.pop("name", "causal_lm")
-    if not isinstance(name, str) or not all(isinstance(one, str) for one in parameters):
-        raise ConfigError(f"task is {told!r}; its name and the names of its parameters must be text")
+    if not isinstance(name, str) or not all(isinstance(parameter, str) for parameter in parameters):
+        raise ConfigError(f"task is {described!r}; its name and the names of its parameters must be strings")
     if ":" in name:
         return OwnTask(name, parameters)
     if name not in TASKS:

@@ -16,7 +16,8 @@ from rich.progress import Progress
 
 import fmsdata
 from fmsdata import testing
-from fmsdata.cli.audit import Audit, Report, _chosen
+from fmsdata.cli.audit import choose_world_sizes
+from fmsdata.cli.audit_checks import Audit, Report
 from fmsdata.config.build import build_data
 from fmsdata.config.read import read_config
 from tests.cli.test_cli import FMSDATA, run
@@ -44,10 +45,10 @@ def test_the_report_says_what_was_checked_and_what_not(config: Path) -> None:
     done = run("audit", config, "--samples", "300", "--world-sizes", "2,5,24,1")
     assert done.returncode == 0, done.stderr
     assert "samples 0 to 299 are the same, bit for bit, at world sizes 1, 2, 24" in done.stdout
-    assert "Compared were epochs, input_ids, labels, provenance" in done.stdout
+    assert "The fields compared are epochs, input_ids, labels, provenance" in done.stdout
     assert "a run on 2, 5, 24 and 1 ranks in turn, stopped and resumed from its state 3 times" in done.stdout
     assert "The order at world sizes 5: they don't divide the 24 lanes" in done.stdout
-    assert "Laws 1 and 2 hold in all that was checked." in done.stdout
+    assert "Laws 1 and 2 hold in everything that was checked." in done.stdout
     assert done.stderr == ""
     assert not (config.parent / "saved").exists()
 
@@ -96,7 +97,7 @@ class Careless(fmsdata.Stage):
 
 
 class Forgetful(fmsdata.Stage):
-    """Leaves out what its state does not tell: every fifth line that this object ever made."""
+    """Leaves out every fifth line that this process ever made, which is not in its state."""
 
     made = 0
 
@@ -127,7 +128,7 @@ class Dropping(fmsdata.Stage):
 
 
 class Restarting(fmsdata.Stage):
-    """The same in every unbroken run, but it does not go on from its state."""
+    """The same in every uninterrupted run, but it does not resume from its state."""
 
     def open(self, lane: fmsdata.Lane, state: Any = None) -> fmsdata.StageIterator:  # noqa: ARG002
         return self.below.open(lane)
@@ -140,9 +141,9 @@ def on_top(stage: type[fmsdata.Stage]) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(
     ("stage", "words"),
     [
-        (Careless, "sample 0 is not the one that was read first"),
-        (Forgetful, "is not the one that was read first"),
-        (Altering, "are not what is stored there"),
+        (Careless, "sample 0 differs from the sample read first"),
+        (Forgetful, "differs from the sample read first"),
+        (Altering, "are not the stored tokens"),
         (Doubling, "came twice in epoch 0"),
         (Restarting, "at world size 5, rank 0"),
     ],
@@ -158,7 +159,7 @@ def test_documents_that_never_come_are_found_by_an_epoch_only(corpus: Path) -> N
     assert audited(corpus, on_top(Dropping), world_sizes=[5]).holds
     report = audited(corpus, on_top(Dropping), world_sizes=[5], epoch=True, samples=1000)
     assert not report.holds
-    assert str(report.broken).startswith("Law 2 is not shown")
+    assert str(report.broken).startswith("Law 2 is not proven")
     assert "did not come" in str(report.broken)
     assert "Law 1 on several ranks" in " ".join(report.not_checked)
     assert audited(corpus, world_sizes=[5], epoch=True, samples=1000).holds
@@ -222,7 +223,7 @@ def read_terminal(terminal: int) -> bytes:
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 7, 24, 192, 1024])
 def test_the_chosen_world_sizes_are_possible(lanes: int) -> None:
-    chosen = _chosen(None, lanes)
+    chosen = choose_world_sizes(None, lanes)
     assert all(1 <= one <= lanes for one in chosen)
     assert len(chosen) >= 2
     assert lanes == 1 or len(chosen) == len(set(chosen))

@@ -41,7 +41,7 @@ def test_the_report_holds_what_was_measured(config: Path) -> None:
 def test_a_trainer_that_takes_its_time_hardly_waits(config: Path) -> None:
     done = run("bench", config, "--seconds", "1.5", "--step-seconds", "0.1")
     assert done.returncode == 0, done.stderr
-    line = next(line for line in done.stdout.splitlines() if line.startswith("waited in all"))
+    line = next(line for line in done.stdout.splitlines() if line.startswith("waited in total"))
     assert float(line.split("%")[0].split()[-1]) < 50
     assert "with steps of 0.1 s" in line
     assert "not compared, as the steps set the pace" in done.stdout
@@ -54,7 +54,7 @@ def test_wrong_input_is_one_line(config: Path) -> None:
     assert "did you mean 'batch_size'" in done.stderr
     assert "Traceback" not in done.stderr
     for arguments, words in (
-        (["--seconds", "1", "--batches", "2"], "give one of them"),
+        (["--seconds", "1", "--batches", "2"], "give only one of them"),
         (["--seconds", "-1"], "is -1"),
     ):
         done = run("bench", config, *arguments)

@@ -74,7 +74,7 @@ def test_the_demo_does_not_touch_a_folder_that_is_not_its_own(tmp_path: Path) ->
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "notes.txt").write_text("mine")
-    for folder, words in ((mine, "holds something else"), (mine / "notes.txt", "holds something else")):
+    for folder, words in ((mine, "holds other files"), (mine / "notes.txt", "holds other files")):
         done = run("demo", "--folder", folder)
         assert done.returncode == 1
         assert words in done.stderr

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import yaml
 
-from fmsdata.cli.plan import count_of_tokens, outlook
+from fmsdata.cli.outlook import outlook
+from fmsdata.cli.plan import count_of_tokens
 from fmsdata.config.build import build_data, make_loader
 from fmsdata.config.read import read_config
 from fmsdata.errors import ConfigError, FmsdataWarning
-from fmsdata.stages.mixture import expected_tokens
+from fmsdata.run.shares import expected_tokens
 from tests.helpers import CONFIG, documents, write_source
 
 FMSDATA = Path(sys.executable).parent / "fmsdata"
@@ -50,7 +51,7 @@ def test_a_plan_tells_the_pipeline_the_mix_and_the_ranks(root: Path) -> None:
     assert "same stream  on 1, 2, 3, 4, 6, 8, 12, 24 ranks" in done.stdout
     assert "each 6 lines on 6 ranks" in done.stdout
     assert "72 samples apart" in done.stdout
-    assert "warning: read again and again in 100k tokens: 'wiki' (7.1 times)" in done.stdout
+    assert "warning: read many times in 100k tokens: 'wiki' (7.1 times)" in done.stdout
 
 
 def test_json_holds_all_that_is_told(root: Path) -> None:
@@ -121,7 +122,7 @@ def test_what_users_should_look_out_for_is_told(root: Path) -> None:
     assert told(10_000, lanes=4) == ""
     assert "'wiki' (38.2 times)" in told(540_000, lanes=4)
     assert "fewer blocks than the 300 lanes: 'wiki' (200 blocks)" in told(10_000, lanes=300)
-    assert "hold 104k tokens, more than an epoch of 'web' (73.1k of 20.4k tokens)" in told(
+    assert "hold 104k tokens, more than an epoch of 'web' (73.1k of them, 20.4k an epoch)" in told(
         10_000, lanes=24, shuffle__window=256
     )
     assert "5 ranks don't divide 24 lanes" in told(10_000, world_size=5)

@@ -13,7 +13,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from fmsdata import StatefulDataLoader, testing
-from fmsdata.cli import preview
+from fmsdata.cli.preview import show_ids
+from fmsdata.cli.preview_report import print_batches
+from fmsdata.cli.preview_rows import WithLines, inspect_batch
 from fmsdata.tasks.batch import Batch, widen
 from tests.cli.test_cli import FMSDATA, run
 from tests.helpers import CONFIG, maker, write_source
@@ -105,7 +107,7 @@ def test_wrong_input_is_one_line(config: Path, tokenizer: Path) -> None:
     for arguments, words in (
         (["--tokenizer", config], "is not a tokenizer that the library"),
         (["--tokenizer", tokenizer.parent], "takes a tokenizer.json, or a folder that holds one"),
-        (["--rank", "2", "--world-size", "2"], "rank 2 of world size 2"),
+        (["--rank", "2", "--world-size", "2"], "rank is 2 of world size 2"),
     ):
         done = run("preview", config, *arguments)
         assert done.returncode == 1, arguments
@@ -115,7 +117,7 @@ def test_wrong_input_is_one_line(config: Path, tokenizer: Path) -> None:
 
 
 def test_without_the_library_it_says_what_to_install(config: Path, tokenizer: Path) -> None:
-    program = "import sys; sys.modules['tokenizers'] = None; from fmsdata.cli import main; main()"
+    program = "import sys; sys.modules['tokenizers'] = None; from fmsdata.cli.app import main; main()"
     command = [sys.executable, "-c", program, "preview", str(config), "--tokenizer", str(tokenizer)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
@@ -137,14 +139,14 @@ class Backwards:
 def test_what_a_task_makes_of_the_tokens_is_shown_beside_them(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = maker(corpus)(0, 1).data
     for name, words in (("input_ids", "as the task made them: "), ("targets", "targets (2, 17), loss_scale ()")):
-        task = preview._Look(Backwards(name))
+        task = WithLines(Backwards(name))
         loader = StatefulDataLoader(data, batch_size=2, task=task, prefetch=0, rank=0, world_size=1)
-        shown = preview._batch(0, next(iter(loader)), loader, None)
-        preview._show([shown], preview._as_ids, True, Console())
+        shown = inspect_batch(0, next(iter(loader)), loader, None)
+        print_batches([shown], show_ids, True, Console())
         printed = " ".join(capsys.readouterr().out.split())
         assert words in printed
         backwards = [token for piece in shown.rows[0].pieces for token in piece.tokens][::-1]
-        assert (f"as the task made them: {preview._as_ids(backwards)}" in printed) == (name == "input_ids")
+        assert (f"as the task made them: {show_ids(backwards)}" in printed) == (name == "input_ids")
 
 
 def test_a_closed_pipe_is_no_accident(config: Path) -> None:

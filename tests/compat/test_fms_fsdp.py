@@ -441,7 +441,7 @@ def test_what_a_config_does_not_tell_is_as_it_is_there(corpus: Path, tmp_path: P
     [
         ({"datasets": "web,wiki"}, "datasets has 2 names and weights has 1"),
         ({"datasets": "wep"}, "dataset 'wep': there is no folder"),
-        ({"datasets": "web,", "weights": "1,1"}, "one is empty"),
+        ({"datasets": "web,", "weights": "1,1"}, "a name is empty"),
         ({"datasets": "web,web/", "weights": "1,1"}, "'web' is there twice"),
         ({"datasets": None}, "datasets is None"),
         ({"weights": "abc"}, "weights is 'abc'"),
@@ -600,7 +600,7 @@ def test_without_resuming_dataset_the_load_path_does_not_matter(cfg: SimpleNames
 
 def test_nothing_to_resume_from_is_an_error(cfg: SimpleNamespace) -> None:
     cfg.resuming_dataset = True
-    with pytest.raises(CheckpointError, match="has no checkpoint to go on from"):
+    with pytest.raises(CheckpointError, match="has no checkpoint to resume from"):
         get_data_loader(cfg, 0, 1)
     get_data_loader(changed(cfg, ckpt_load_path=f"{cfg.ckpt_save_path}/"), 0, 1)  # the first start of such a run
 
@@ -616,7 +616,7 @@ def test_states_of_the_other_loader_are_refused(cfg: SimpleNamespace, resuming: 
     for file in folder.glob("loader_state_*.pth"):
         file.unlink()
     if resuming:
-        with pytest.raises(CheckpointError, match="has no checkpoint to go on from"):
+        with pytest.raises(CheckpointError, match="has no checkpoint to resume from"):
             get_data_loader(cfg, 0, 1)
 
 
@@ -635,7 +635,7 @@ def test_a_model_of_another_step_than_the_loader_is_told(cfg: SimpleNamespace) -
     cfg = changed(cfg, checkpoint_interval=10, logical_shards=2, batch_size=1)
     run(cfg, 10)
     model(cfg.ckpt_save_path, 20)
-    with pytest.warns(FmsdataWarning, match="goes on from step 10 .* is of step 20"):
+    with pytest.warns(FmsdataWarning, match="resumes from step 10 .* is of step 20"):
         get_data_loader(cfg, 0, 2)
     get_data_loader(cfg, 1, 2)  # one rank tells it
 

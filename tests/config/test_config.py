@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import fsspec
 import numpy as np
@@ -19,11 +19,14 @@ from hypothesis import strategies as st
 import fmsdata
 from fmsdata import ConfigError, Mixture
 from fmsdata.cli.common import parse_overrides
-from fmsdata.cli.plan import outlook
+from fmsdata.cli.outlook import outlook
 from fmsdata.config.build import build_data, make_loader
 from fmsdata.config.read import read_config
 from fmsdata.config.sections import Config
+from fmsdata.core.options import OUTPUT_NAMES, Mode
 from fmsdata.stages.mixture import Phase
+from fmsdata.stages.pack import MODES
+from fmsdata.tasks.batch import OUTPUTS
 from tests.helpers import CONFIG, documents, write_source
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +68,7 @@ def mixture_of(data: fmsdata.Rescalable) -> Mixture:
         ("phases:\n- until_token: 3", "run.yaml:4: phases.0.until_token: unknown key; did you mean 'until_tokens'?"),
         ("checkpoint: {path: x,\n  evry: 3}", "run.yaml:4: checkpoint.evry: unknown key; did you mean 'every'?"),
         ("batch_size: 3", "run.yaml:3: batch_size: unknown key; did you mean 'loader.batch_size'?"),
-        ("shuffle: {qqq: 3}", "run.yaml:3: shuffle.qqq: unknown key; known are window"),
+        ("shuffle: {qqq: 3}", "run.yaml:3: shuffle.qqq: unknown key; must be one of window"),
     ],
 )
 def test_an_unknown_key_is_named_with_its_line_and_the_right_one(tmp_path: Path, text: str, message: str) -> None:
@@ -117,17 +120,18 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         "shuffle: {window: '${env:NOT_SET}'}\nphases: [{}, {}]\nloader: {batch_size: 0}\n",
     )
     assert told.splitlines() == [
-        "10 things are wrong in the configuration:",
+        "10 problems in the configuration:",
         "  run.yaml: path is missing",
         "  run.yaml:1: seed is 'x'; it must be a whole number",
         "  run.yaml:2: pack.seq_len is missing",
         "  run.yaml:3: pack.mode is 'pda'; it must be 'split' or 'pad'",
-        "  run.yaml:6: sources.web: this key is in line 5 already; remove one of them",
+        "  run.yaml:6: sources.web: the same key is already in line 5; remove one of them",
         '  run.yaml:7: sources.no: the key is read as bool; put quotes around it: "no"',
-        "  run.yaml:7: sources.no: its weight is left out, and that of 'web' is a number: the two can't be compared; "
-        "give numbers to all sources of the mix or to none",
-        "  run.yaml:8: shuffle.window: the environment has no NOT_SET; set it, or write ${env:NOT_SET:-default}",
-        "  run.yaml:9: phases.0: until_tokens is missing; only the last phase may go on for ever",
+        "  run.yaml:7: sources.no: its weight is left out, but the weight of 'web' is a number: the two can't be "
+        "compared; give numbers to all sources or to none",
+        "  run.yaml:8: shuffle.window: the environment variable NOT_SET is not set; set it, or write a default as in "
+        "${env:NOT_SET:-default}",
+        "  run.yaml:9: phases.0: until_tokens is missing; only the last phase may be without end",
         "  run.yaml:10: loader.batch_size is 0; it must be at least 1",
     ]
 
@@ -146,8 +150,8 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         ("seed: 1\npath: caf\xe9\n".encode("latin-1"), "run.yaml is not text in UTF-8"),
         ("seed: \x07\n", "run.yaml: not valid YAML: unacceptable character"),
         ("seed: 1\npath: 2024-13-45\n", "run.yaml:2: path: '2024-13-45' can't be read: month must be in 1..12"),
-        ("loader: &a\n  x: *a\n", "run.yaml:1: what is anchored here holds itself"),
-        ("loader: !!python/tuple [1]\n", "run.yaml:1: loader: the tag tag:yaml.org,2002:python/tuple means nothing"),
+        ("loader: &a\n  x: *a\n", "run.yaml:1: the anchor here contains itself"),
+        ("loader: !!python/tuple [1]\n", "run.yaml:1: loader: the tag tag:yaml.org,2002:python/tuple is not supported"),
         ("seed: !!python/name:os.system\n", "run.yaml:1: not valid YAML: could not determine a constructor"),
         ("sources: {<<: 3}\n", "run.yaml:1: << takes the alias of a mapping"),
         ("[" * 1500, "run.yaml: nested too deep"),
@@ -198,8 +202,11 @@ def test_a_section_with_nothing_in_it_is_as_if_it_were_left_out(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sources: {a: {}, b: {weight: 1}}", "3: sources.a: its weight is left out, and that of 'b' is a number"),
-        ("sources:\n  b: {weight: 1}\n  a: {weight: natural}", "5: sources.a: its weight is natural, and that of"),
+        ("sources: {a: {}, b: {weight: 1}}", "3: sources.a: its weight is left out, but the weight of 'b' is a number"),
+        (
+            "sources:\n  b: {weight: 1}\n  a: {weight: natural}",
+            "5: sources.a: its weight is natural, but the weight of",
+        ),
         ("sources: {a: {weight: 0}}", "3: sources: no source has a weight above 0"),
         ("sources: {}", "3: sources: `sources` is empty"),
         ("sources: {'': {}}", "3: sources: a source has no name"),
@@ -210,7 +217,10 @@ def test_a_section_with_nothing_in_it_is_as_if_it_were_left_out(tmp_path: Path) 
             "4: phases.0.temperature: temperature is for natural weights",
         ),
         ("phases: [{weights: {a: 0}}]", "3: phases.0.weights: no source has a weight above 0"),
-        ("phases:\n- {until_tokens: 5}\n- {until_tokens: 5}", "5: phases.1.until_tokens: it must be more than that of"),
+        (
+            "phases:\n- {until_tokens: 5}\n- {until_tokens: 5}",
+            "5: phases.1.until_tokens: it must be more than in the phase before",
+        ),
         (
             "sources: {wiki: {}}\nphases:\n- weights:\n    wikki: 1",
             "6: phases.0.weights.wikki: no such source; did you mean 'wiki'?",
@@ -266,7 +276,7 @@ def test_overrides_name_values_of_any_section(tmp_path: Path) -> None:
         ("sources.wbe=null", "override 'sources.wbe': there is no source 'wbe'; did you mean 'web'?"),
         (
             "phases.1.until_tokens=1",
-            "override 'phases.1.until_tokens': 'phases' is a list of 1; its items have numbers",
+            "override 'phases.1.until_tokens': 'phases' is a list of 1; its items are numbered",
         ),
         (
             "phases.0.weights.wbe=1",
@@ -275,11 +285,14 @@ def test_overrides_name_values_of_any_section(tmp_path: Path) -> None:
         ("pack=null", "run.yaml: pack is missing"),
         ("lanes", "override 'lanes': write KEY=VALUE, such as loader.batch_size=4"),
         ("=4", "override '=4': write KEY=VALUE"),
-        ("lanes=", "override 'lanes=' has no value; write lanes=null for none"),
+        ("lanes=", "override 'lanes=' has no value; write lanes=null for no value"),
         ("lanes=[1", "override 'lanes=[1': '[1' is not a YAML value"),
-        ("loader={batch_size: 1, batch_size: 2}", "is not a YAML value (value:1: batch_size: this key is in line 1"),
-        (".=3", "override '.': a key is names with dots between them"),
-        ("loader.=3", "override 'loader.': a key is names with dots between them"),
+        (
+            "loader={batch_size: 1, batch_size: 2}",
+            "is not a YAML value (value:1: batch_size: the same key is already in line 1",
+        ),
+        (".=3", "override '.': a key is names joined by dots"),
+        ("loader.=3", "override 'loader.': a key is names joined by dots"),
     ],
 )
 def test_an_override_that_can_not_be_is_told_why(tmp_path: Path, override: str, message: str) -> None:
@@ -347,12 +360,13 @@ def test_a_variable_that_is_not_set_is_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delenv("SECRET", raising=False)
     text = WHOLE + "storage_options:\n  key: ${env:SECRET}\n"
     assert refused(tmp_path, text) == (
-        "run.yaml:4: storage_options.key: the environment has no SECRET; set it, or write ${env:SECRET:-default}"
+        "run.yaml:4: storage_options.key: the environment variable SECRET is not set; set it, or write a default as in "
+        "${env:SECRET:-default}"
     )
     assert read_config(tmp_path / "run.yaml", {"storage_options": {}}).storage_options == {}
     for wrong in ("${SECRET}", "${env:}", "${env:SECRET", "${oc.env:SECRET}"):
         said = refused(tmp_path, WHOLE + f"documents:\n  column: '{wrong}'\n")
-        assert said.startswith("run.yaml:4: documents.column: '${' begins a variable, as in ${env:HOME}; write $${ for")
+        assert said.startswith("run.yaml:4: documents.column: '${' starts a variable, as in ${env:HOME}; write $${ for")
 
 
 def test_a_secret_is_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,9 +433,9 @@ def test_an_include_that_can_not_be_is_told_why(tmp_path: Path) -> None:
         ("run.yaml", "run.yaml:3: files include each other: run.yaml -> run.yaml"),
         ("other.yaml", "other.yaml:2: files include each other: run.yaml -> other.yaml -> run.yaml"),
         ("[other.yaml, 3]", "other.yaml:2: files include each other"),
-        ("{a: b}", "run.yaml:3: include takes the name of a YAML file, or a list of them"),
-        ("${env:NOT_SET}", "run.yaml:3: include: the environment has no NOT_SET"),
-        ("3", "run.yaml:3: include takes the name of a YAML file, or a list of them"),
+        ("{a: b}", "run.yaml:3: include takes the name of a YAML file, or a list of names"),
+        ("${env:NOT_SET}", "run.yaml:3: include: the environment variable NOT_SET is not set"),
+        ("3", "run.yaml:3: include takes the name of a YAML file, or a list of names"),
     ):
         assert refused(tmp_path, WHOLE + f"include: {include}\n").startswith(message)
 
@@ -493,7 +507,7 @@ def test_checkpoints_take_the_storage_options_of_the_same_kind_of_path(corpus: P
         config = read_config({**CONFIG, "path": corpus, "storage_options": {"auto_mkdir": True}, "checkpoint": told})
         loader = make_loader(config, build_data(config), rank=0, world_size=1)
         assert loader.checkpoint is not None
-        return loader.checkpoint._folder.storage_options
+        return loader.checkpoint._folder.options
 
     assert options(path=str(tmp_path / "a")) == {"auto_mkdir": True}
     assert options(path=f"file://{tmp_path}/b") == {"auto_mkdir": True}
@@ -574,6 +588,12 @@ def fields(schema: Any) -> Iterator[tuple[str, Any]]:
         yield from section["properties"].items()
 
 
+def test_the_schema_knows_all_outputs_and_modes() -> None:
+    """Their names are in a module of their own, which needs no torch."""
+    assert tuple(OUTPUTS) == OUTPUT_NAMES
+    assert tuple(MODES) == get_args(Mode)
+
+
 def test_every_key_is_described_in_the_schema_and_in_the_docs() -> None:
     schema = json.loads((ROOT / "configs" / "schema.json").read_text())
     page = (ROOT / "docs" / "configuration.md").read_text()
@@ -581,7 +601,7 @@ def test_every_key_is_described_in_the_schema_and_in_the_docs() -> None:
         section = schema["$defs"].get(field.get("$ref", "").removeprefix("#/$defs/"), {})
         assert field.get("description") or section.get("description"), name
         assert f"`{name}`" in page, name
-    assert schema["patternProperties"] == {"^x-": {"description": "Not looked at: a place for anchors."}}
+    assert schema["patternProperties"] == {"^x-": {"description": "Ignored: a place for anchors."}}
     assert not schema["additionalProperties"]
 
 

@@ -1,4 +1,4 @@
-"""What the README and the docs show must run as it is pasted, and hold what they say of it."""
+"""The code in the README and the docs runs when pasted, and what the pages say is true."""
 
 import dataclasses
 import re
@@ -37,15 +37,15 @@ def test_the_lines_in_the_readme_run_when_pasted(tmp_path: Path) -> None:
 @pytest.fixture
 def fill_in_the_middle() -> Any:
     names: dict[str, Any] = {}
-    exec(code_blocks("docs/stages.md")[0], names)
+    exec(code_blocks("docs/stages.md")[1], names)
     return names["FillInTheMiddle"]
 
 
 def test_the_custom_stage_of_the_docs_keeps_the_laws(tmp_path: Path, fill_in_the_middle: Any) -> None:
     rng = np.random.default_rng(0)
-    some = {"web": documents(rng, 40, shortest=1), "wiki": documents(rng, 15, shortest=1)}
+    corpus = {"web": documents(rng, 40, shortest=1), "wiki": documents(rng, 15, shortest=1)}
     readers: dict[str, fmsdata.Stage] = {
-        name: fmsdata.ShardReader(write_source(tmp_path / name, docs)) for name, docs in some.items()
+        name: fmsdata.ShardReader(write_source(tmp_path / name, docs)) for name, docs in corpus.items()
     }
     once = fill_in_the_middle(fmsdata.Mixture(readers, {"web": 3, "wiki": 1}), rate=0.5, prefix=3, suffix=4, middle=5)
     twice = fill_in_the_middle(once, rate=0.5, prefix=6, suffix=7, middle=8)
@@ -75,9 +75,24 @@ def test_the_custom_stage_of_the_docs_keeps_the_laws(tmp_path: Path, fill_in_the
     testing.check_exactly_once(make, stored=transformed, world_sizes=[1, 5, 12, 7, 2, 9], steps=3, most_samples=5_000)
 
 
-def test_every_link_in_the_readme_leads_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text()):
-        assert (ROOT / target).exists(), target
+def test_every_public_name_is_in_the_api_reference() -> None:
+    page = (ROOT / "docs/reference.md").read_text()
+    for name in fmsdata.__all__:
+        assert f"`{name}`" in page or re.search(rf"fmsdata\.{name}\b", page), name
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_every_file_that_a_page_names_exists(page: str) -> None:
+    named = re.findall(r"`((?:fmsdata|tests|docs|configs|examples)/[\w./-]*\w/?)`", (ROOT / page).read_text())
+    assert len(named) > 10
+    to_write = {"fmsdata/formats/parquet.py"}
+    assert [path for path in named if path not in to_write and not (ROOT / path).exists()] == []
+
+
+def test_the_tree_of_the_architecture_page_is_the_package() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    folders = set(re.findall(r"^  (\w+)/ ", page, re.MULTILINE))
+    assert folders == {path.parent.name for path in (ROOT / "fmsdata").glob("*/__init__.py")}
 
 
 def test_the_settings_of_the_cloud_page_are_valid(tmp_path: Path) -> None:
@@ -85,8 +100,8 @@ def test_the_settings_of_the_cloud_page_are_valid(tmp_path: Path) -> None:
     assert len(blocks) == 3
     for block in blocks:
         (tmp_path / "run.yaml").write_text(block)
-        told = read_config(tmp_path / "run.yaml", {"path": "s3://bucket/corpus", "pack.seq_len": 4})
-        assert told.storage.settings() == fmsdata.Storage(cache=told.storage.settings().cache)
+        config = read_config(tmp_path / "run.yaml", {"path": "s3://bucket/corpus", "pack.seq_len": 4})
+        assert config.storage == fmsdata.Storage(cache=config.storage.cache)
     page = (ROOT / "docs/configuration.md").read_text() + (ROOT / "docs/cloud.md").read_text()
     for field in (*dataclasses.fields(fmsdata.Storage), *dataclasses.fields(StorageStats)):
         assert f"`{field.name}`" in page, field.name
@@ -116,7 +131,8 @@ def test_every_link_between_the_pages_leads_somewhere() -> None:
         titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
         return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
-    for page in (ROOT / "docs").glob("*.md"):
+    pages = [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), ROOT / "benchmarks/README.md"]
+    for page in pages:
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
             to = (page.parent / target).resolve() if target else page
             assert to.exists(), (page.name, target)

@@ -1,4 +1,4 @@
-"""The example with TensorBoard, in a process of its own: what it writes is what the loader tells."""
+"""The TensorBoard example, in a process of its own: it writes what the loader reports."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ def scalars_in(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
     events = EventAccumulator(str(folder))
     events.Reload()
-    return {name: [(one.step, one.value) for one in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
 def test_the_example_writes_every_step_to_tensorboard(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_the_example_writes_every_step_to_tensorboard(tmp_path: Path) -> None:
     for name in expected[0]:
         assert [step for step, _ in written[name]] == list(range(1, 13))
         if "second" not in name and "waited" not in name:
-            assert [value for _, value in written[name]] == pytest.approx([one[name] for one in expected])
+            assert [value for _, value in written[name]] == pytest.approx([scalars[name] for scalars in expected])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The training example under the real torchrun: killed, gone on from with other ranks, and nothing changes."""
+"""The training example under the real torchrun: killed and resumed on other ranks, with the same result."""
 
 import hashlib
 import importlib
@@ -52,16 +52,16 @@ def alone(data: Path, example: Any, tmp_path_factory: pytest.TempPathFactory) ->
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
             patch.setenv(name, value)
-        patch.setattr(sys, "argv", ["train.py", *(str(one) for option in options.items() for one in option)])
+        patch.setattr(sys, "argv", ["train.py", *(str(part) for option in options.items() for part in option)])
         imported("train").main()
-    return {one.step: one for one in example.steps_of(folder)}
+    return {entry.step: entry for entry in example.steps_of(folder)}
 
 
 def check(steps: list[Any], alone: dict[int, Any]) -> None:
-    assert {one.step for one in steps} == set(alone) == set(range(STEPS))
-    for one in steps:
-        assert one.sha256 == alone[one.step].sha256
-        assert one.loss == pytest.approx(alone[one.step].loss, abs=1e-4)
+    assert {entry.step for entry in steps} == set(alone) == set(range(STEPS))
+    for entry in steps:
+        assert entry.sha256 == alone[entry.step].sha256
+        assert entry.loss == pytest.approx(alone[entry.step].loss, abs=1e-4)
 
 
 def test_the_batches_are_those_of_the_plain_loader(data: Path, alone: dict[int, Any]) -> None:
@@ -73,7 +73,7 @@ def test_the_batches_are_those_of_the_plain_loader(data: Path, alone: dict[int, 
     loader.close()
 
 
-def test_ddp_killed_in_the_middle_of_a_save_goes_on_with_fsdp_on_other_ranks(
+def test_ddp_killed_in_the_middle_of_a_save_resumes_with_fsdp_on_other_ranks(
     data: Path, example: Any, alone: dict[int, Any], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -88,11 +88,11 @@ def test_ddp_killed_in_the_middle_of_a_save_goes_on_with_fsdp_on_other_ranks(
     assert sorted(path.name for path in run.iterdir()) == ["lock", "log.jsonl", "step-6", f"step-{STEPS}"]
 
 
-def test_fsdp_goes_on_with_other_ranks(data: Path, example: Any, alone: dict[int, Any], tmp_path: Path) -> None:
+def test_fsdp_resumes_on_other_ranks(data: Path, example: Any, alone: dict[int, Any], tmp_path: Path) -> None:
     run = tmp_path / "run"
     example.train(2, run, data, "--steps", "3", "--parallel", "fsdp")
     example.train(4, run, data, "--steps", str(STEPS), "--parallel", "fsdp")
-    assert [(one.step, one.world_size) for one in example.steps_of(run)] == [
+    assert [(entry.step, entry.world_size) for entry in example.steps_of(run)] == [
         (step, 2 if step < 3 else 4) for step in range(STEPS)
     ]
     check(example.steps_of(run), alone)
@@ -102,7 +102,7 @@ def test_ranks_that_cannot_share_the_batch_are_refused(monkeypatch: pytest.Monke
     train = imported("train")
     monkeypatch.setattr(train.dist, "get_rank", lambda: 0)
     monkeypatch.setattr(train.dist, "get_world_size", lambda: 5)
-    with pytest.raises(SystemExit, match="global_batch 12 can't be shared by 5 ranks"):
+    with pytest.raises(SystemExit, match="global_batch 12 cannot be divided by 5 ranks"):
         train.Run(tmp_path, yaml.safe_load(CONFIG.read_text()), "ddp")
 
 
@@ -149,5 +149,5 @@ def test_interrupting_the_demo_leaves_no_process_and_no_folder_behind(tmp_path: 
     _, errors = script.communicate(timeout=30)
     assert script.returncode == 130, errors
     assert not list(tmp_path.iterdir())
-    commands = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
+    commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert not [command for command in commands if str(tmp_path) in command]

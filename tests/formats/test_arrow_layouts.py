@@ -20,12 +20,11 @@ from fmsdata.core.ranges import Range
 from fmsdata.core.tokens import Tokens
 from fmsdata.corpus.shard_writer import Layout as Written
 from fmsdata.errors import DataError
-from fmsdata.formats import read_layout
+from fmsdata.formats import open_shard, read_layout
 from fmsdata.formats.base import Layout, Reading, read_from
 from tests.formats.test_arrow import (
     COMPRESSIONS,
     INTEGERS,
-    LAYOUTS,
     Documents,
     ipc,
     list_batches,
@@ -39,6 +38,7 @@ from tests.formats.test_damage import by_pyarrow
 
 Result = TypeVar("Result")
 NAME = "part-0.arrow"
+LAYOUTS: list[Written] = ["list", "batch"]
 
 
 class Asked:
@@ -113,7 +113,7 @@ def outcome(data: bytes, bounds: Sequence[int] | None = None, column: str | None
 
 
 def in_batches(rows: Sequence[Any], sizes: Sequence[int], kind: Any, others: bool = False) -> list[Any]:
-    """Record batches of these numbers of rows, one after the other; other columns around the tokens if asked for."""
+    """Record batches of these numbers of rows, one after the other, with other columns around the tokens on request."""
     ends = [*offsets(np.array(sizes, np.int64)).tolist()]
     made = []
     for first, stop in pairwise(ends):
@@ -150,10 +150,9 @@ def files(draw: st.DrawFn) -> tuple[bytes, int, list[int]]:
         while sum(sizes) < count:
             sizes.append(min(int(rng.integers(0, most + 1)), count - sum(sizes)))
         batches = in_batches(some, [*sizes, 0], kinds[layout], others)
-    options: dict[str, Any] = {"stream": draw(st.booleans()), "compression": draw(st.sampled_from(COMPRESSIONS))}
     schema = batches[0].schema if batches else pa.schema({"tokens": values})
     bounds = sorted({0, count, *draw(st.lists(st.integers(0, count), max_size=12))})
-    return ipc(batches, schema=schema, **options), count, bounds
+    return ipc(batches, schema=schema, compression=draw(st.sampled_from(COMPRESSIONS))), count, bounds
 
 
 @settings(max_examples=80, deadline=None)
@@ -173,9 +172,9 @@ def test_any_block_of_any_file_is_what_the_mapped_file_gives(file: tuple[bytes, 
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-@pytest.mark.parametrize(("layout", "stream"), LAYOUTS)
-def test_bytes_that_lie_in_the_file_are_not_copied(layout: Written, stream: bool, compression: str | None) -> None:
-    data = plain_shard(some_documents(), layout, stream, compression)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_bytes_that_lie_in_the_file_are_not_copied(layout: Written, compression: str | None) -> None:
+    data = plain_shard(some_documents(), layout, False, compression)
     whole = np.frombuffer(data, np.uint8)
     block = read_from(data, layout_of(data, [0, 11, 23, 30]).block(11, 23))
     for tokens, offset in zip(block.arrays, block.offsets, strict=True):
@@ -196,9 +195,8 @@ def test_bytes_that_lie_in_the_file_are_not_copied(layout: Written, stream: bool
     ids=lambda column: str(column.type),
 )
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_cannot_be_tokens_is_the_same_error(column: Any, stream: bool, compression: str | None) -> None:
-    data = ipc([pa.record_batch({"tokens": column})], stream=stream, compression=compression)
+def test_what_cannot_be_tokens_is_the_same_error(column: Any, compression: str | None) -> None:
+    data = ipc([pa.record_batch({"tokens": column})], compression=compression)
     for name in (None, "tokens", "other"):
         expected = outcome(data, None, name)
         assert isinstance(expected, str)
@@ -206,16 +204,44 @@ def test_what_cannot_be_tokens_is_the_same_error(column: Any, stream: bool, comp
 
 
 def test_nulls_among_the_tokens_are_an_error_when_they_are_counted() -> None:
-    for stream in (False, True):
-        data = ipc([pa.record_batch({"tokens": pa.array([1, None], pa.int32())})], stream=stream)
-        with pytest.raises(DataError, match=r"part-0\.arrow: the token column holds nulls"):
-            Asked(data).read(layout_of(data).tokens())
+    data = ipc([pa.record_batch({"tokens": pa.array([1, None], pa.int32())})])
+    with pytest.raises(DataError, match=r"part-0\.arrow: the token column holds nulls"):
+        Asked(data).read(layout_of(data).tokens())
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_remote_stream_is_an_error_that_says_how_to_rewrite_it(layout: Written, compression: str | None) -> None:
+    data = plain_shard(some_documents(2000), layout, True, compression)
+    problem = r"^part-0\.arrow: this is an Arrow stream.* can only be read from a local disk"
+    way_out = r"rewrite it in the Arrow file format \(with `fmsdata\.prepare\.write_shard`.*new_file.*copy the corpus"
+    for length in (8, 100, len(data) - 1, len(data)):  # also if it is cut short
+        asked = Asked(data[:length])
+        with pytest.raises(DataError, match=f"{problem}.*{way_out}"):
+            asked.read(read_layout(NAME, length))
+        assert len(asked.ranges) <= 2
+        assert asked.bytes < 20_000
+    for length in range(8):
+        assert outcome(data[:length], ()) == outcome(data[:length])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_remote_stream_is_the_same_error_if_it_was_fetched_whole(layout: Written) -> None:
+    data = plain_shard(some_documents(), layout, True)
+    assert open_shard(pa.py_buffer(data), NAME).documents == 30
+    with pytest.raises(DataError) as by_ranges:
+        Asked(data).read(read_layout(NAME, len(data)))
+    with pytest.raises(DataError) as whole:
+        open_shard(pa.py_buffer(data), NAME, remote=True)
+    assert str(whole.value) == str(by_ranges.value)
+    file = plain_shard(some_documents(), layout, False)
+    assert open_shard(pa.py_buffer(file), NAME, remote=True).documents == 30
 
 
 @pytest.mark.parametrize("compression", [None, "lz4"])
-@pytest.mark.parametrize(("layout", "stream"), LAYOUTS)
-def test_a_file_cut_short_anywhere_is_the_same_error(layout: Written, stream: bool, compression: str | None) -> None:
-    data = plain_shard(some_documents(12), layout, stream, compression)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_file_cut_short_anywhere_is_the_same_error(layout: Written, compression: str | None) -> None:
+    data = plain_shard(some_documents(12), layout, False, compression)
     for length in range(len(data)):
         expected = outcome(data[:length])
         found = outcome(data[:length], [0, 7, 12])
@@ -236,12 +262,10 @@ def damages(data: bytes, count: int, seed: int = 3) -> list[bytes]:
 
 
 @pytest.mark.parametrize("compression", [None, "lz4"])
-@pytest.mark.parametrize(("layout", "stream"), LAYOUTS)
-def test_flipped_bytes_give_what_a_careful_reader_gives_or_an_error(
-    layout: Written, stream: bool, compression: str | None
-) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_flipped_bytes_give_what_a_careful_reader_gives_or_an_error(layout: Written, compression: str | None) -> None:
     some = some_documents(16, 12)
-    data = plain_shard(some, layout, stream, compression)
+    data = plain_shard(some, layout, False, compression)
     errors = 0
     for damaged in damages(data, 500):
         found = outcome(damaged, [0, 5, 9, 16])
@@ -251,7 +275,7 @@ def test_flipped_bytes_give_what_a_careful_reader_gives_or_an_error(
         elif found != some:
             assert found in (
                 outcome(damaged),
-                by_pyarrow(damaged, layout, stream),
+                by_pyarrow(damaged, layout, False),
             )
     assert errors > 100
 
@@ -275,7 +299,7 @@ def listed(data: bytes) -> tuple[int, int]:
 NUMBERS = [-1, -(1 << 63), (1 << 63) - 1, 1 << 62, 1 << 40, 1 << 31, 1 << 20, 7, 0]
 
 
-@pytest.mark.parametrize("layout", ["list", "batch"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_number_in_a_footer_leads_outside_the_file(layout: Written) -> None:
     some = some_documents(20)
     data = plain_shard(some, layout, False)
@@ -294,11 +318,11 @@ def test_no_number_in_a_footer_leads_outside_the_file(layout: Written) -> None:
         assert isinstance(outcome(bytes(damaged), ()), str)
 
 
-@pytest.mark.parametrize(("layout", "stream"), LAYOUTS)
-def test_no_number_of_a_record_batch_leads_outside_the_file(layout: Written, stream: bool) -> None:
-    """Each word of the metadata and of the list offsets in turn; what can't be told from right is read as if mapped."""
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_number_of_a_record_batch_leads_outside_the_file(layout: Written) -> None:
+    """Each word of the metadata and of the list offsets in turn. Undetectable damage is read as if mapped."""
     some = some_documents(12)
-    data = plain_shard(some, layout, stream)
+    data = plain_shard(some, layout, False)
     offset, metadata, body = opened(data)._messages[1].tolist()
     for place in range(offset, offset + metadata + min(body, 32), 8):
         for number in [*NUMBERS, -metadata, len(data)]:
@@ -334,7 +358,7 @@ def test_a_size_that_no_metadata_has_is_an_error_before_it_is_asked_for() -> Non
     assert asked.bytes < 70_000
 
 
-@pytest.mark.parametrize("layout", ["list", "batch"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_record_batch_of_no_bytes_is_an_error(layout: Written) -> None:
     data = bytearray(plain_shard(some_documents(20), layout, False))
     place, _ = listed(bytes(data))
@@ -365,6 +389,17 @@ def test_record_batches_in_another_order_than_the_footer_lists_them_are_read() -
         assert read_ranges(bytes(data), [0, 11, 12, 40]) == expected
 
 
+def test_gaps_between_record_batches_and_a_footer_in_another_order_do_not_matter_where_the_footer_is_long() -> None:
+    rng = np.random.default_rng(0)
+    data = bytearray(token_file(rng.integers(0, 300, 3000).tolist(), U16, rows=None))
+    place, count = listed(bytes(data))
+    entries = np.frombuffer(data, "V24", count, place).copy()
+    swapped = [*range(1500), *reversed(range(1500, 3000))]
+    for order in (swapped, [0, *range(2999)], [i - i % 7 % 2 for i in range(3000)]):
+        data[place : place + 24 * count] = entries[order].tobytes()
+        assert read_ranges(bytes(data), [0, 700, 1400, 1600, 3000]) == read(opened(bytes(data)))
+
+
 def test_dictionaries_between_record_batches_do_not_matter() -> None:
     """In the file format they come first; in a stream they may come again, and so they do here."""
     for stream in (False, True):
@@ -386,19 +421,17 @@ def test_dictionaries_between_record_batches_do_not_matter() -> None:
             expected = read(opened(data, "tokens"))
             assert [one for one in expected if one] == [one for one in some if one]
             for bounds in ([0, 1, 3, len(expected)], [0, len(expected)], list(range(len(expected) + 1))):
-                assert read_ranges(data, bounds, "tokens") == expected
+                assert stream or read_ranges(data, bounds, "tokens") == expected
 
 
 def test_counts_that_are_wrong_do_not_matter_to_the_layout() -> None:
-    for layout, stream in LAYOUTS:
-        data = plain_shard(some_documents(30), layout, stream)
+    for layout in LAYOUTS:
+        data = plain_shard(some_documents(30), layout, False)
         assert layout_of(data, [0, 20, 40, 60]).documents == 30
         assert layout_of(data, [0, 5, 10]).documents == 30
 
 
-def token_file(
-    lengths: Sequence[int], kind: Any, *, rows: int | None, text: int = 0, stream: bool = False, compression: Any = None
-) -> bytes:
+def token_file(lengths: Sequence[int], kind: Any, *, rows: int | None, text: int = 0, compression: Any = None) -> bytes:
     """A large file: a batch per document, or `rows` of them in each; beside each document a text of this length."""
     values = kind if rows is None else kind.value_type
     total = int(np.sum(lengths))
@@ -420,7 +453,7 @@ def token_file(
         if text:
             columns = {"text": pa.array(["x" * text] * len(column)), **columns}
         batches.append(pa.record_batch(columns))
-    return ipc(batches, stream=stream, compression=compression)
+    return ipc(batches, compression=compression)
 
 
 def lengths_of(mean: int, tokens: int, seed: int = 0) -> list[int]:
@@ -429,24 +462,24 @@ def lengths_of(mean: int, tokens: int, seed: int = 0) -> list[int]:
     return np.maximum(1, drawn * mean / drawn.mean()).astype(int).tolist()  # type: ignore[no-any-return]
 
 
-def uneven_file(sizes: Sequence[int], stream: bool) -> bytes:
-    """Documents of 100 tokens, so many of them in each record batch."""
+def uneven_file(sizes: Sequence[int]) -> bytes:
+    """Documents of 100 tokens, in record batches of these numbers of rows."""
     rows = [np.full(100, i % 60_000, np.uint16) for i in range(sum(sizes))]
-    return ipc(in_batches(rows, sizes, pa.list_(U16)), stream=stream)
+    return ipc(in_batches(rows, sizes, pa.list_(U16)))
 
 
 U16, I32 = pa.uint16(), pa.int32()
-SHAPES: dict[str, Callable[..., bytes]] = {
-    "documents of 100": lambda **o: token_file(lengths_of(100, 1 << 19), U16, rows=None, **o),
-    "documents of 5000": lambda **o: token_file(lengths_of(5000, 1 << 22), I32, rows=None, **o),
-    "lists of 100": lambda **o: token_file(lengths_of(100, 1 << 21), pa.list_(U16), rows=1024, **o),
-    "lists of 700": lambda **o: token_file(lengths_of(700, 1 << 22), pa.list_(U16), rows=1024, **o),
-    "lists of 700 in one batch": lambda **o: token_file(lengths_of(700, 1 << 21), pa.list_(U16), rows=1 << 20, **o),
-    "lists of 10000": lambda **o: token_file(lengths_of(10_000, 1 << 22), pa.large_list(I32), rows=100, **o),
-    "small batches": lambda **o: token_file(lengths_of(100, 1 << 19), pa.list_(U16), rows=5, **o),
-    "batches of a twentieth": lambda **o: token_file(lengths_of(500, 1 << 22), pa.list_(U16), rows=20, **o),
-    "small batches and a large one": lambda **o: uneven_file([2] * 2000 + [1 << 12] + [2] * 48, **o),
-    "lists of fixed size": lambda **o: token_file([512] * 4096, pa.list_(U16, 512), rows=1000, **o),
+SHAPES: dict[str, Callable[[], bytes]] = {
+    "documents of 100": lambda: token_file(lengths_of(100, 1 << 19), U16, rows=None),
+    "documents of 5000": lambda: token_file(lengths_of(5000, 1 << 22), I32, rows=None),
+    "lists of 100": lambda: token_file(lengths_of(100, 1 << 21), pa.list_(U16), rows=1024),
+    "lists of 700": lambda: token_file(lengths_of(700, 1 << 22), pa.list_(U16), rows=1024),
+    "lists of 700 in one batch": lambda: token_file(lengths_of(700, 1 << 21), pa.list_(U16), rows=1 << 20),
+    "lists of 10000": lambda: token_file(lengths_of(10_000, 1 << 22), pa.large_list(I32), rows=100),
+    "small batches": lambda: token_file(lengths_of(100, 1 << 19), pa.list_(U16), rows=5),
+    "batches of a twentieth": lambda: token_file(lengths_of(500, 1 << 22), pa.list_(U16), rows=20),
+    "small batches and a large one": lambda: uneven_file([2] * 2000 + [1 << 12] + [2] * 48),
+    "lists of fixed size": lambda: token_file([512] * 4096, pa.list_(U16, 512), rows=1000),
 }
 
 
@@ -454,10 +487,9 @@ def cut(lengths: int, blocks: int) -> list[int]:
     return [i * lengths // blocks for i in range(blocks + 1)]
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_epoch_asks_for_hardly_more_bytes_than_the_file_has(shape: str, stream: bool) -> None:
-    data = SHAPES[shape](stream=stream)
+def test_an_epoch_asks_for_hardly_more_bytes_than_the_file_has(shape: str) -> None:
+    data = SHAPES[shape]()
     documents = opened(data).documents
     for blocks in (13, 8):
         bounds = cut(documents, blocks)
@@ -473,10 +505,9 @@ def test_an_epoch_asks_for_hardly_more_bytes_than_the_file_has(shape: str, strea
         assert asked.bytes <= 1.05 * len(data)
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("rows", "blocks"), [(1024, 9), (40, 3)])
-def test_other_columns_are_not_fetched(rows: int, blocks: int, stream: bool) -> None:
-    data = token_file(lengths_of(300, 1 << 21), pa.list_(U16), rows=rows, text=3000, stream=stream)
+def test_other_columns_are_not_fetched(rows: int, blocks: int) -> None:
+    data = token_file(lengths_of(300, 1 << 21), pa.list_(U16), rows=rows, text=3000)
     bounds = cut(opened(data).documents, blocks)
     layout, asked = layout_of(data, bounds), Asked(data)
     found: list[int] = []
@@ -514,7 +545,7 @@ def test_compressed_batches_and_those_with_nulls_are_fetched_whole_and_once_per_
 
 
 def test_the_layout_of_a_file_takes_one_request_and_two_more_for_a_long_footer() -> None:
-    for count, requests in ((600, 1), (5000, 3)):  # of a long one, what tells where its parts are
+    for count, requests in ((600, 1), (5000, 3)):  # of a long footer, only the part that says where its parts are
         data = token_file([20] * count, U16, rows=None)
         asked = Asked(data)
         assert asked.read(read_layout(NAME, len(data), None, [0, 10, count])).documents == count
@@ -534,24 +565,12 @@ def test_the_metadata_of_small_record_batches_is_asked_for_together() -> None:
     assert asked.bytes < 1.2 * len(data)
 
 
-def test_the_layout_of_a_stream_is_walked_in_large_steps_or_in_jumps() -> None:
-    small = Asked(token_file([200] * 20_000, U16, rows=None, stream=True))
-    assert small.read(read_layout(NAME, len(small.data))).documents == 20_000
-    assert len(small.ranges) <= 12
-    assert small.bytes <= 1.05 * len(small.data)
-    large = Asked(token_file([1 << 20] * 16, I32, rows=None, stream=True))
-    assert large.read(read_layout(NAME, len(large.data))).documents == 16
-    assert len(large.ranges) <= 18
-    assert large.bytes <= 20 << 16
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_tokens_are_counted_in_ranges_of_at_most_8_mb(stream: bool) -> None:
+def test_tokens_are_counted_in_ranges_of_at_most_8_mb() -> None:
     null: Any = [None, *([i] * 200_000 for i in range(60))]
     files = [
-        (token_file(lengths_of(400, 1 << 23), U16, rows=None, stream=stream), sum(lengths_of(400, 1 << 23))),
-        (token_file([1 << 20] * 16, I32, rows=None, stream=stream), 1 << 24),
-        (ipc(in_batches(null, [30, 31], pa.list_(U16)), stream=stream), 60 * 200_000),
+        (token_file(lengths_of(400, 1 << 23), U16, rows=None), sum(lengths_of(400, 1 << 23))),
+        (token_file([1 << 20] * 16, I32, rows=None), 1 << 24),
+        (ipc(in_batches(null, [30, 31], pa.list_(U16))), 60 * 200_000),
     ]
     for data, tokens in files:
         layout, asked = layout_of(data), Asked(data)
@@ -573,10 +592,9 @@ def kept(data: bytes, bounds: Sequence[int]) -> tuple[Layout, int]:
     return layout, size + pa.total_allocated_bytes() - before
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("rows", [None, 2])
-def test_a_layout_takes_memory_for_the_bounds_and_not_for_the_documents(rows: int | None, stream: bool) -> None:
-    data = token_file([10] * 20_000, U16 if rows is None else pa.list_(U16), rows=rows, stream=stream)
+def test_a_layout_takes_memory_for_the_bounds_and_not_for_the_documents(rows: int | None) -> None:
+    data = token_file([10] * 20_000, U16 if rows is None else pa.list_(U16), rows=rows)
     few, some = kept(data, cut(20_000, 10)), kept(data, cut(20_000, 200))
     assert few[1] < 32_000
     assert some[1] < few[1] + 200 * 100
@@ -599,7 +617,7 @@ def test_blocks_do_not_make_a_layout_grow() -> None:
     assert size < 20_000
 
 
-@pytest.mark.parametrize("layout", ["list", "batch"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_readings_of_one_layout_may_take_turns(layout: Written) -> None:
     some = some_documents(60)
     data = plain_shard(some, layout, False)
@@ -628,8 +646,5 @@ def test_a_block_between_other_documents_than_the_bounds_is_refused() -> None:
 
 def test_a_large_schema_is_read() -> None:
     some = some_documents(9)
-    for stream in (False, True):
-        batches = [
-            batch.replace_schema_metadata({"notes": "x" * 200_000}) for batch in list_batches(some, pa.list_(U16))
-        ]
-        assert read_ranges(ipc(batches, stream=stream), [0, 4, 9]) == some
+    batches = [batch.replace_schema_metadata({"notes": "x" * 200_000}) for batch in list_batches(some, pa.list_(U16))]
+    assert read_ranges(ipc(batches), [0, 4, 9]) == some

@@ -97,7 +97,7 @@ def by_pyarrow(data: bytes, layout: Layout, stream: bool) -> Documents | None:
 def test_a_flipped_byte_anywhere_gives_what_pyarrow_reads_or_an_error(
     layout: Layout, stream: bool, compression: str | None
 ) -> None:
-    """A flipped token cannot be told, nor can a batch that says it has fewer rows. All else can."""
+    """A flipped token cannot be detected, nor a batch that says it has fewer rows. All else can."""
     some = some_documents()
     data = plain_shard(some, layout, stream, compression)
     rng = np.random.default_rng(3)

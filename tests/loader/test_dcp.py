@@ -44,7 +44,7 @@ def samples(rows: Path, world_size: int, start: int) -> Iterator[list[int]]:
 
 
 def test_the_loader_is_saved_and_loaded_on_any_number_of_ranks(config: Path, corpus: Path) -> None:
-    """2 ranks save, 3 load and save in the background, 1 loads; the stream is that of a single process."""
+    """2 ranks save, 3 load and save in the background, 1 loads; the stream stays the same."""
     for world_size, args in (
         (2, f"--save {corpus}/a"),
         (3, f"--load {corpus}/a --save {corpus}/b --asynchronous"),
@@ -73,7 +73,7 @@ def save(state: dict[str, Any], path: Path) -> None:
 
 
 def test_a_checkpoint_of_other_lanes_is_refused_though_all_keys_are_there(corpus: Path) -> None:
-    """torch takes the keys that it is asked for and says nothing of the others: the lane count must be compared."""
+    """torch loads the requested keys and ignores the others: the lane count must be compared."""
     save({"loader": maker(corpus, lanes=24)(0, 1)}, corpus / "saved")
     with pytest.raises(fmsdata.StateError, match="saved with lanes 24 and this run has lanes 12"):
         load({"loader": maker(corpus, lanes=12)(0, 1)}, corpus / "saved")

@@ -83,7 +83,8 @@ def test_outputs_agree_with_each_other_and_with_the_provenance(corpus: Path, ove
             assert sorted(set(real)) == list(range(max(real) + 1))
             changes = {row * shape[1] + i for i in range(1, shape[1]) if line[i] != line[i - 1]}
             assert changes == {s for s in starts if row * shape[1] < s < (row + 1) * shape[1]}
-            # behind each EOS (0) the next document starts; EOL (3) still belongs to the one before it
+            # behind each EOS (0) the next document starts; EOL (3) still belongs to the one before
+            # it
             tokens = batch["input_ids"][row].tolist()
             for i, one in enumerate(line):
                 if one >= 0:
@@ -159,7 +160,10 @@ def until(error: type[BaseException], loader: fmsdata.StatefulDataLoader) -> Ite
 def test_whatever_interrupts_a_batch_the_loader_stays_where_it_was(
     corpus: Path, error: type[BaseException], pack: dict[str, Any], prefetch: int
 ) -> None:
-    """An error at any depth, in any document: the next batch is the one that failed, also from the state saved then."""
+    """An error at any depth, in any document: the next batch is the one that failed.
+
+    So it is when the state that was saved then is loaded.
+    """
     data = maker(corpus, lanes=4, **pack)(0, 1).data
     calls, fail_at = 0, -1
 
@@ -223,7 +227,7 @@ def test_rank_and_world_size_come_from_the_environment(corpus: Path, monkeypatch
     told = fmsdata.StatefulDataLoader(data, batch_size=1, rank=0, world_size=2)
     assert (told.rank, told.world_size) == (0, 2)
     monkeypatch.delenv("RANK")
-    with pytest.raises(fmsdata.ConfigError, match="WORLD_SIZE=3 in the environment, but not its twin"):
+    with pytest.raises(fmsdata.ConfigError, match="WORLD_SIZE=3 is in the environment, but RANK is not; set both"):
         fmsdata.StatefulDataLoader(data, batch_size=1)
     monkeypatch.setenv("RANK", "zero")
     with pytest.raises(fmsdata.ConfigError, match="RANK='zero'"):

@@ -1,4 +1,4 @@
-"""The same dataset in torch's plain DataLoader and in torchdata's: it works there too, with state."""
+"""The same dataset works in torch's plain DataLoader and in torchdata's, with state."""
 
 import json
 from itertools import islice

@@ -1,7 +1,8 @@
-"""A run that is killed again and again: trainers, workers, during a save, during a load, at random world sizes.
+"""A run that is killed again and again, at random world sizes.
 
-Each rank is a real process, killed with SIGKILL. It notes every batch when it is done with it. In the end all
-that was noted is held against an uninterrupted run, sample by sample, and by provenance against the corpus.
+Trainers and workers are killed, also during a save and during a load. Each rank is a real process,
+killed with SIGKILL. It notes every batch when it is done with it. In the end all that was noted is
+held against an uninterrupted run, sample by sample, and by provenance against the corpus.
 """
 
 import json
@@ -56,7 +57,7 @@ def rank_main(
 ) -> None:
     """One rank of a trainer. It goes on after the death of a worker if it is told to catch that."""
     if trap:
-        owner = os if trap[0] == "fsync" else location.Folder
+        owner = os if trap[0] == "fsync" else location.Location
         kill_at_call(owner, *trap)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FmsdataWarning)
@@ -103,7 +104,7 @@ def attempt(data: fmsdata.Rescalable, folder: Path, notes: Path, kind: str, chan
     world_size = chance.choice(WORLD_SIZES)
     workers = chance.choice([1, 2]) if "worker" in kind else chance.choice([0, 0, 1])
     victim = chance.randrange(world_size)
-    trap: Any = {"save": ("fsync", chance.randint(1, 8)), "load": ("read", 1)}.get(kind)
+    trap: Any = {"save": ("fsync", chance.randint(1, 8)), "load": ("read_bytes", 1)}.get(kind)
     barrier = FORK.Barrier(world_size)
     notes.mkdir()
     common = {

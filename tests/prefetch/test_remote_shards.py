@@ -24,7 +24,7 @@ import fmsdata
 from fmsdata.core.blocks import Block
 from fmsdata.corpus.index import write_index
 from fmsdata.corpus.shard_writer import write_shard
-from fmsdata.loader.feed import Direct
+from fmsdata.loader.read_ahead import OnDemand
 from tests.helpers import documents, write_source
 from tests.servers.fault_proxy import FaultProxy, Request, always, answer, delay, faulty, first, never, reset, stall
 from tests.servers.object_store import ObjectStore
@@ -61,7 +61,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, object_store: ObjectStore) 
     rng = np.random.default_rng(11)
     write_source(root / "web", documents(rng, 2500, 200), shards=5, rows=64)
     write_source(root / "wiki", documents(rng, 900, 150), shards=3, layout="batch", dtype=np.int32)
-    write_source(root / "code", documents(rng, 200, 300), shards=2, stream=True, rows=20)
+    write_source(root / "code", documents(rng, 200, 300), shards=2, rows=20)
     write_index(root)
     url = object_store.bucket("corpus") + "/tokens"
     object_store.upload(root, url)
@@ -286,7 +286,7 @@ def test_an_object_that_is_replaced_is_noticed(object_store: ObjectStore, tmp_pa
     next(iter(loader))
     write_source(tmp_path / "c/web", documents(rng, 500, 100, 50), shards=1)
     object_store.upload(tmp_path / "c", url)
-    with pytest.raises(fmsdata.StorageError, match="replaced while the run reads it"):
+    with pytest.raises(fmsdata.StorageError, match="replaced during the run"):
         for _ in islice(loader, 2000):
             pass
     loader.close()
@@ -414,7 +414,7 @@ def test_a_loader_that_is_closed_leaves_no_request_behind(corpus: Corpus, proxy:
     if prefetch:
         loader.close()
     else:
-        assert isinstance(loader._engine, Direct)
+        assert isinstance(loader._engine, OnDemand)
         loader._engine.stop()
         waiting.join(10)
     _until(lambda: proxy.requests.now == 0, 5.0)
@@ -562,11 +562,26 @@ def test_what_is_kept_is_held_against_its_counts_and_its_version(object_store: O
     loader = fmsdata.build_loader(config)
     write_source(tmp_path / "c/web", documents(rng, 490, 100, 50), shards=1)
     object_store.upload(tmp_path / "c", url)
-    with pytest.raises(fmsdata.StorageError, match="replaced while the run reads it"):
+    with pytest.raises(fmsdata.StorageError, match="replaced during the run"):
         next(iter(loader))
     loader.close()
     loader = fmsdata.build_loader(config)
     with pytest.raises(fmsdata.CountsError, match="counts say 500 documents"):
+        next(iter(loader))
+    loader.close()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])  # with one rank, the source is fetched whole
+def test_a_remote_stream_is_refused_at_any_world_size(
+    object_store: ObjectStore, tmp_path: Path, world_size: int
+) -> None:
+    write_source(tmp_path / "c/web", documents(np.random.default_rng(1), 500, 100, 50), shards=1, stream=True)
+    write_index(tmp_path / "c")
+    url = object_store.bucket("streams")
+    object_store.upload(tmp_path / "c", url)
+    config = small(Corpus(tmp_path / "c", url, 0), object_store.options, sources={"web": {"weight": 1}})
+    loader = fmsdata.build_loader(config, rank=0, world_size=world_size)
+    with pytest.raises(fmsdata.DataError, match=r"web/part-0\.arrow: this is an Arrow stream.*local disk; rewrite"):
         next(iter(loader))
     loader.close()
 

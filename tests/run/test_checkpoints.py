@@ -18,7 +18,7 @@ import pytest
 
 import fmsdata
 from fmsdata import CheckpointError, Checkpoints, FmsdataWarning, StatefulDataLoader
-from fmsdata.storage.location import Folder
+from fmsdata.storage.location import Location
 from tests.helpers import CONFIG, maker
 
 Rows = list[list[int]]
@@ -114,13 +114,13 @@ def test_loading_reads_only_the_files_that_hold_a_ranks_lanes(
 ) -> None:
     run(loaders(data, tmp_path / "checkpoints", 6), 6)
     read: list[str] = []
-    plain = Folder.read
+    read_bytes = Location.read_bytes
 
-    def noted(self: Folder, name: str) -> bytes:
-        read.append(name)
-        return plain(self, name)
+    def noted(file: Location) -> bytes:
+        read.append(file.name)
+        return read_bytes(file)
 
-    monkeypatch.setattr(Folder, "read", noted)
+    monkeypatch.setattr(Location, "read_bytes", noted)
     for world_size, rank, ranks in ((12, 7, {1}), (6, 2, {2}), (3, 1, {1, 4}), (1, 0, {0, 1, 2, 3, 4, 5})):
         read.clear()
         StatefulDataLoader(
@@ -187,21 +187,21 @@ def of_two_world_sizes(folder: Path) -> None:
     path.rename(path.with_name(path.name.replace("rank-1-of-2", "rank-1-of-3")))
 
 
-def of_another_course(folder: Path) -> None:
+def of_another_digest(folder: Path) -> None:
     """As if rank 1's file were of a run with another past."""
     path = file_of(folder, 1)
-    rank, course, size, end = path.name.rsplit(".", 3)
-    path.rename(path.with_name(f"{rank}.{'0' * len(course)}.{size}.{end}"))
+    rank, digest, size, end = path.name.rsplit(".", 3)
+    path.rename(path.with_name(f"{rank}.{'0' * len(digest)}.{size}.{end}"))
 
 
 FAULTS: dict[Callable[[Path], None], str] = {
     remove: "rank 1 of 2 is missing",
-    empty: "torn: rank-1-of-2.* has 0 bytes",
-    truncate: "torn: rank-0-of-2",
-    lengthen: "torn: rank-0-of-2",
+    empty: "a file has the wrong size: rank-1-of-2.* has 0 bytes",
+    truncate: "a file has the wrong size: rank-0-of-2",
+    lengthen: "a file has the wrong size: rank-0-of-2",
     without_loader: "no file of a loader",
     of_two_world_sizes: "is missing",
-    of_another_course: "is missing",
+    of_another_digest: "is missing",
 }
 
 
@@ -211,7 +211,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
     data: fmsdata.Rescalable, saved: Path, fault: Callable[[Path], None], world_size: int
 ) -> None:
     fault(saved / "step-15")
-    with pytest.warns(FmsdataWarning, match=rf"going on from .*step-10: step-15 can't be used, .*{FAULTS[fault]}"):
+    with pytest.warns(FmsdataWarning, match=rf"resuming from .*step-10: step-15 can't be used, .*{FAULTS[fault]}"):
         some = loaders(data, saved, world_size)
     assert {loader.state_dict()["step"] for loader in some} == {10}
     assert (saved / "step-5").exists()
@@ -228,7 +228,7 @@ def test_if_all_are_damaged_nobody_starts_from_scratch_without_a_word(
         with pytest.warns(FmsdataWarning, match="starting from the beginning"):
             loaders(data, saved, 1)
     else:
-        with pytest.raises(CheckpointError, match=r"no checkpoint is complete.*another folder"):
+        with pytest.raises(CheckpointError, match=r"no checkpoint is complete.*a different folder"):
             loaders(data, saved, 1)
 
 
@@ -247,7 +247,7 @@ def test_a_file_whose_content_was_changed_is_refused_and_named(data: fmsdata.Res
     path = file_of(saved / "step-15", 1)
     text = path.read_bytes()
     path.write_bytes(text.replace(b"lines", b"linez", 1))
-    with pytest.raises(CheckpointError, match=rf"{path.name} is damaged: .*checksum.*remove step-15 to go on"):
+    with pytest.raises(CheckpointError, match=rf"{path.name} is damaged: .*checksum.*remove step-15 to resume from"):
         loaders(data, saved, 2)
     shutil.rmtree(saved / "step-15")
     assert loaders(data, saved, 1)[0].state_dict()["step"] == 10
@@ -508,12 +508,12 @@ def test_a_run_that_went_back_takes_the_place_of_the_one_before(data: fmsdata.Re
 def test_of_two_complete_ones_the_one_completed_last_is_taken(data: fmsdata.Rescalable, saved: Path) -> None:
     """As after a kill between the mark and the removal of the files that it replaces."""
     for path in list((saved / "step-15").glob("rank-*")):
-        rank, course, size, end = path.name.rsplit(".", 3)
-        shutil.copy(path, path.with_name(f"{rank}.{'0' * len(course)}.{size}.{end}"))
+        rank, digest, size, end = path.name.rsplit(".", 3)
+        shutil.copy(path, path.with_name(f"{rank}.{'0' * len(digest)}.{size}.{end}"))
     assert "course" in (saved / "step-15" / "complete").read_text()
     assert loaders(data, saved, 1)[0].state_dict()["step"] == 15
     (saved / "step-15" / "complete").write_text("")
-    with pytest.warns(FmsdataWarning, match="more than once"):
+    with pytest.warns(FmsdataWarning, match="several complete sets of files, and none is marked"):
         assert loaders(data, saved, 1)[0].state_dict()["step"] == 10
 
 
@@ -525,7 +525,7 @@ def test_a_folder_that_was_copied_or_renamed_is_refused(data: fmsdata.Rescalable
 
 def test_a_rank_that_saves_alone_is_told(data: fmsdata.Rescalable, tmp_path: Path) -> None:
     loader, _ = loaders(data, tmp_path / "checkpoints", 2, every=2)
-    with pytest.warns(FmsdataWarning, match=r"step-2 is still not complete, rank 1 of 2 is missing.*every rank must"):
+    with pytest.warns(FmsdataWarning, match=r"step-2 is still incomplete, rank 1 of 2 is missing.*every rank must"):
         for _ in islice(loader, 9):
             pass
     loader.close()

@@ -161,7 +161,9 @@ def test_a_torn_object_gives_way_to_the_checkpoint_before(data: fmsdata.Rescalab
     run(loaders(data, url, object_store.options, 2), 13)
     torn = next(name for name in object_store.list(url) if name.startswith("step-12/rank-1"))
     object_store.put(f"{url}/{torn}", object_store.get(f"{url}/{torn}")[:-1])
-    with pytest.warns(FmsdataWarning, match=r"going on from s3://.*step-6: step-12 can't be used, it is torn"):
+    with pytest.warns(
+        FmsdataWarning, match=r"resuming from s3://.*step-6: step-12 can't be used, a file has the wrong size"
+    ):
         (loader,) = loaders(data, url, object_store.options, 1)
     assert loader.state_dict()["step"] == 6
 
@@ -427,7 +429,7 @@ def test_a_kill_in_the_middle_of_a_write_leaves_something_to_go_on_from(
         unmarking: of_steps([6, 12], 2),
         removing: sorted([*of_steps([12], 2), "step-6/rank-1-of-2"]),
     }
-    with pytest.warns(FmsdataWarning, match=r"going on from .*step-6: step-12 .* rank 1 of 2 is missing"):
+    with pytest.warns(FmsdataWarning, match=r"resuming from .*step-6: step-12 .* rank 1 of 2 is missing"):
         some = loaders(data, writing, object_store.options, 3, keep=1)
     assert run(some, 13) == samples[24:102]
     assert objects(object_store, writing) == of_steps([18], 3)

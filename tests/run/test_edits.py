@@ -174,10 +174,10 @@ def test_what_changed_is_logged_once_in_words(corpus: Path, caplog: pytest.LogCa
     (record,) = caplog.records
     for words in (
         "step 5",
-        "lines of 17 -> 21 tokens",
+        "line length 17 -> 21 tokens",
         "delimit eos 0 -> None",
         "share of 'web' 50.0000% -> 75.0000%",
-        "source 'wiki' is removed, and keeps its place",
+        "source 'wiki' is removed, and keeps its position",
         "source 'code' is new, with 25.0000%",
     ):
         assert words in record.getMessage()
@@ -185,7 +185,7 @@ def test_what_changed_is_logged_once_in_words(corpus: Path, caplog: pytest.LogCa
     run.go_on(3, 5, sources=mix(code=1, web=3), pack__seq_len=20, documents__eos=None)
     assert not caplog.records
     run.go_on(3, 5, sources=mix(code=1, web=3, wiki=1), pack__seq_len=20, documents__eos=None)
-    assert "source 'wiki' is back where it was" in caplog.text
+    assert "source 'wiki' is back at its old position" in caplog.text
 
 
 def test_a_document_that_comes_in_parts_has_its_delimiters_at_its_own_ends(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_source_that_is_removed_with_its_shards_is_missed_at_once(corpus: Path
         (tmp_path / name).symlink_to(corpus / name)
     run = Run(tmp_path).go_on(2, 5)
     (tmp_path / "wiki").unlink()
-    with pytest.raises(StateError, match=r"'wiki' was removed, and its shards too .*bring the shards back"):
+    with pytest.raises(StateError, match=r"'wiki' was removed, and its shards too .*restore the shards"):
         run.go_on(2, 5, sources=mix(web=1))
 
 

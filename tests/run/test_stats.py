@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import fmsdata
 from fmsdata.errors import FmsdataWarning
-from fmsdata.run.stats import Pace, Stats
+from fmsdata.run.stats import Stats, Throughput
 from tests.helpers import documents, maker, opened, write_source
 
 
@@ -196,7 +196,7 @@ def test_totals_after_a_resume_are_those_of_the_run_but_for_documents_in_progres
         again.load_state_dict(state)  # back to an earlier one, each time
         told = again.stats()
         assert told.step == step
-        assert told.overall == Pace()
+        assert told.overall == Throughput()
         assert all(told.sources[name].tokens <= seen[name] for name in seen)
         checked = Checked(again, seen)
         missing = used([state])
@@ -333,7 +333,7 @@ def test_the_pace_since_the_last_call_adds_up_to_the_whole(corpus: Path) -> None
 def test_time_begins_with_the_first_batch(corpus: Path) -> None:
     loader = maker(corpus)(0, 1)
     time.sleep(0.05)
-    assert loader.stats().overall == Pace()
+    assert loader.stats().overall == Throughput()
     assert loader.stats().overall.tokens_per_second == loader.stats().recent.waited_share == 0.0
     next(iter(loader))
     assert loader.stats().overall.seconds > 0
@@ -356,9 +356,9 @@ def test_scalars_are_floats_and_the_text_is_one_line(corpus: Path) -> None:
 def test_stats_that_do_not_belong_together_are_refused(corpus: Path) -> None:
     make = maker(corpus)
     first, second = make(0, 2), make(1, 2)
-    with pytest.raises(fmsdata.ConfigError, match="give those of every rank"):
+    with pytest.raises(fmsdata.ConfigError, match="give the stats of every rank"):
         Stats.total([])
-    with pytest.raises(fmsdata.ConfigError, match="36 lanes of 24: give the stats of each rank once"):
+    with pytest.raises(fmsdata.ConfigError, match="36 lanes, but the run has 24; give the stats of each rank once"):
         Stats.total([first.stats(), second.stats(), first.stats()])
     next(iter(first))
     with pytest.raises(fmsdata.ConfigError, match=r"stats of step 1 .* and of step 0"):

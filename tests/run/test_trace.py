@@ -224,7 +224,7 @@ def test_steps_after_the_newest_checkpoint_go_on_as_before_or_as_told(corpus: Pa
             expected = in_order(by_step(truth[name])[step])
             assert without_samples(run.step(step)) == expected
         check_documents(run, corpus, truth[name], until=16)
-    with pytest.raises(fmsdata.ConfigError, match="checkpoint of step 6 tells the world size of step 5"):
+    with pytest.raises(fmsdata.ConfigError, match="checkpoint of step 6 holds the world size of step 5"):
         other.step(5)
 
 
@@ -233,9 +233,9 @@ def test_without_a_checkpoint_the_world_size_tells(corpus: Path, tmp_path: Path)
     run = Trace(data_of(corpus), world_size=5, batch_size=2)
     assert without_samples(run.step(19)) == in_order(by_step(truth)[19])
     check_documents(run, corpus, truth, until=20)
-    with pytest.raises(fmsdata.ConfigError, match="give the step to look until"):
+    with pytest.raises(fmsdata.ConfigError, match="the length of the run is unknown: give a step"):
         run.documents(["web/part-0.arrow#0"])
-    with pytest.raises(fmsdata.ConfigError, match="on how many ranks"):
+    with pytest.raises(fmsdata.ConfigError, match="so the world size of the run is unknown"):
         Trace(data_of(corpus))
 
 
@@ -295,7 +295,7 @@ def test_a_run_whose_mix_was_edited_is_traced_from_there_on(corpus: Path, tmp_pa
     for step in range(7, 23):
         assert without_samples(run.step(step)) == in_order(by_step(truth)[step])
     for step in (0, 4, 6):
-        with pytest.raises(fmsdata.StateError, match=f"edited at step 7, and step {step} was read before"):
+        with pytest.raises(fmsdata.StateError, match=f"edited at step 7, after step {step}: "):
             run.step(step)
     assert run.since == 7
     check_documents(run, corpus, truth)
@@ -310,7 +310,7 @@ def test_another_configuration_than_the_runs_is_refused(corpus: Path, tmp_path: 
     run_chain(corpus, tmp_path / "saved", [(2, 2, 5)])
     checkpoints = fmsdata.Checkpoints(str(tmp_path / "saved"))
     with pytest.raises(
-        fmsdata.StateError, match=r"step-5: .*shuffle window 8 -> 9; .*configuration that the run had then"
+        fmsdata.StateError, match=r"step-5: .*shuffle window 8 -> 9; .*configuration that the run had at that step"
     ):
         Trace(data_of(corpus, shuffle__window=9), checkpoints=checkpoints)
 
@@ -321,7 +321,7 @@ def test_a_checkpoint_of_another_run_in_the_folder_is_not_read_from(corpus: Path
     (tmp_path / "other" / "step-6").rename(tmp_path / "saved" / "step-6")
     run = Trace(data_of(corpus), checkpoints=fmsdata.Checkpoints(str(tmp_path / "saved")))
     assert run.step(5)
-    with pytest.raises(fmsdata.StateError, match=r"step-6: .* is of another run"):
+    with pytest.raises(fmsdata.StateError, match=r"step-6: .* is from another run"):
         run.step(7)
 
 
@@ -339,7 +339,7 @@ def test_the_command_tells_what_was_in_a_step(corpus: Path, tmp_path: Path, comm
     done = command(config, "--step", "12", "--rank", "3", "--from-start")
     assert done.code == 0, done.errors
     lines = done.out.splitlines()
-    assert lines[0] == "step 12, read by 5 ranks with batch size 1, of which rank 3; found from the start of the run"
+    assert lines[0] == "step 12, read by 5 ranks with batch size 1, only rank 3; replayed from the start of the run"
     mine = [one for one in expected if one.rank == 3]
     told = [line.split() for line in lines[2 : 2 + len(mine)]]
     assert [(row[0], row[1], *row[3:]) for row in told] == [
@@ -380,7 +380,7 @@ def test_the_command_tells_when_a_document_was_seen(corpus: Path, tmp_path: Path
     assert f"epoch 0: in {len(in_pieces)} pieces, in steps" in done.out
 
     done = command(config, "--document", name, "--until", str(min(one.step for one in in_pieces) + 1))
-    assert "the others not in the first" in done.out
+    assert "the rest not in the first" in done.out
     run = Trace(data_of(corpus, documents__min_length=5), checkpoints=fmsdata.Checkpoints(str(tmp_path / "saved")))
     found_by_name = dict(zip(names(corpus), run.documents(names(corpus)), strict=True))
     short = next(name for name, one in found_by_name.items() if one.start == one.stop)
@@ -419,16 +419,16 @@ def test_wrong_questions_get_an_answer_in_one_line(corpus: Path, tmp_path: Path,
         ([], "either --step N or --document"),
         (["--step", "1", document, "web/part-0.arrow#1"], "either --step N or --document"),
         (["--step", "-1"], "step is -1; it must be at least 0"),
-        (["--step", "2", "--rank", "4"], "rank 4: step 2 was read by 4 ranks, 0 to 3"),
-        (["--step", "2", "--rank", "-1"], "rank -1"),
-        (["--step", "2", "--world-size", "3"], "tells the world size of step 2"),
+        (["--step", "2", "--rank", "4"], "rank is 4; step 2 was read by 4 ranks, 0 to 3"),
+        (["--step", "2", "--rank", "-1"], "rank is -1; step 2 was read by 4 ranks"),
+        (["--step", "2", "--world-size", "3"], "holds the world size of step 2"),
         (["--step", "9", "--world-size", "25"], "more than the 24 lanes"),
         (["--step", "9", "--world-size", "0"], "world size 0"),
         (["--step", "2", "--until", "3"], "--until is for --document"),
         ([document, "web/part-0.arrow#1", "--rank", "1"], "--rank is for --step"),
         ([document, "web/part-0.arrow#1", "--until", "0"], "until is 0"),
-        ([document, "web/part-0.arrow"], "write source/shard#number"),
-        ([document, "web/part-0.arrow#x"], "write source/shard#number"),
+        ([document, "web/part-0.arrow"], "expected source/shard#number"),
+        ([document, "web/part-0.arrow#x"], "expected source/shard#number"),
         ([document, "wbe/part-0.arrow#1"], "no such source; did you mean web"),
         ([document, "web/part0.arrow#1"], "has no such shard; did you mean part-0.arrow"),
         ([document, "web/part-0.arrow#20"], "the shard has 20 documents, 0 to 19"),
@@ -447,7 +447,7 @@ def test_wrong_questions_get_an_answer_in_one_line(corpus: Path, tmp_path: Path,
     assert shell.stderr.startswith("error: document 'web/part-9.arrow#1': source 'web' has no such shard")
     assert not empty.exists()
     done = command(write_config(corpus, empty), "--step", "2")
-    assert f"no complete checkpoint in {empty} tells on how many ranks" in done.errors
+    assert f"no complete checkpoint in {empty}, so the world size of the run is unknown" in done.errors
 
 
 def test_a_pipeline_of_ones_own_tells_steps_and_says_where_it_can_look_for_documents(corpus: Path) -> None:
@@ -457,7 +457,7 @@ def test_a_pipeline_of_ones_own_tells_steps_and_says_where_it_can_look_for_docum
     batches = [batch["provenance"] for batch in islice(loader, 5)]
     run = Trace(data, world_size=2, batch_size=3)
     assert [tuple(one[4:9]) for one in run.step(4, rank=1)] == [tuple(span) for row in batches[4] for span in row]
-    with pytest.raises(fmsdata.ConfigError, match="Mixture are ShardReaders"):
+    with pytest.raises(fmsdata.ConfigError, match="one Mixture, of ShardReaders"):
         run.documents(["web/part-0.arrow#1"], until=5)
 
 
@@ -475,7 +475,7 @@ def test_a_run_that_did_not_begin_at_the_start_of_its_stream_is_refused(corpus: 
         later.load_state_dict(renumbered)
         for _ in islice(later, 5):
             pass
-        with pytest.raises(fmsdata.StateError, match="can't be told"):
+        with pytest.raises(fmsdata.StateError, match="the content of its steps is unknown"):
             Trace(data_of(corpus), checkpoints=fmsdata.Checkpoints(str(tmp_path / name)))
 
 

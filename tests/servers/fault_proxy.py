@@ -1,7 +1,7 @@
 """A proxy in front of an object store that misbehaves by script, as clouds do.
 
-A rule sees each request and tells what is done with it. The proxy has a thread and an event loop of its own, keeps
-the Host header so that signatures verify, and records all that was asked and sent.
+A rule sees each request and decides what happens to it. The proxy has its own thread and event loop, keeps
+the Host header so that signatures verify, and records all requests and responses.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ TRANSIENT = (
     (503, "SlowDown"),
     (504, "GatewayTimeout"),
 )
-PIECE = 1 << 16  # bytes sent at a time where it matters when
+PIECE = 1 << 16  # bytes sent at a time where the rate matters
 HOP = {"connection", "keep-alive", "transfer-encoding", "expect"}  # headers between two neighbours only
 
 
@@ -50,14 +50,14 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """What is done with a request. By default it is passed on, and answered as fast as the store does."""
+    """What happens to a request. By default it is forwarded, and answered as fast as the store does."""
 
-    latency: float = 0.0  # seconds in front of the answer
+    latency: float = 0.0  # seconds before the answer
     rate: float | None = None  # bytes per second of a body, sent or received
     status: int | None = None  # answered by the proxy itself, with this error code
     code: str = ""
     end: Literal["refuse", "lose", "reset", "truncate", "stall", "shorten"] | None = None
-    after: int = 0  # bytes of the body in front of that end
+    after: int = 0  # bytes of the body before that end
 
 
 PASS = Action()
@@ -73,7 +73,7 @@ def delay(seconds: float) -> Action:
 
 
 def throttle(rate: float, latency: float = 0.0) -> Action:
-    """So many bytes per second for each connection."""
+    """Limit each connection to `rate` bytes per second."""
     return Action(rate=rate, latency=latency)
 
 
@@ -83,27 +83,27 @@ def refuse() -> Action:
 
 
 def lose() -> Action:
-    """The store does what it is asked, and the connection is reset before the answer."""
+    """The store executes the request, and the connection is reset before the answer."""
     return Action(end="lose")
 
 
 def reset(after: int = 0) -> Action:
-    """The connection is reset after so many bytes of the body."""
+    """The connection is reset after `after` bytes of the body."""
     return Action(end="reset", after=after)
 
 
 def truncate(after: int = 0) -> Action:
-    """The connection is closed after so many bytes of the body; the header promised more."""
+    """The connection is closed after `after` bytes of the body; the header promised more."""
     return Action(end="truncate", after=after)
 
 
 def shorten(after: int = 0) -> Action:
-    """A whole answer of only so many bytes, with a Content-Length that says so."""
+    """A complete answer of only `after` bytes, with a Content-Length that says so."""
     return Action(end="shorten", after=after)
 
 
 def stall(after: int = 0) -> Action:
-    """So many bytes of the body, and then nothing, until the client goes away."""
+    """`after` bytes of the body, and then nothing, until the client disconnects."""
     return Action(end="stall", after=after)
 
 
@@ -117,7 +117,7 @@ def never(_: Request) -> Action:
 
 @dataclass(frozen=True)
 class always:
-    """Every request fares the same."""
+    """The same action for every request."""
 
     action: Action
 
@@ -127,7 +127,7 @@ class always:
 
 @dataclass(frozen=True)
 class first:
-    """The first attempts of every request fare otherwise than those after them."""
+    """One action for the first attempts of every request, and another for those after them."""
 
     times: int
     action: Action
@@ -139,7 +139,7 @@ class first:
 
 @dataclass(frozen=True)
 class faulty:
-    """Transient faults of all kinds in this share of the requests; which, depends on the seed and the request."""
+    """Transient faults of all kinds in this share of the requests, chosen by the seed and the request."""
 
     rate: float
     seed: int
@@ -156,7 +156,7 @@ class faulty:
 
 @dataclass
 class Record:
-    """What became of a request."""
+    """A request, and how it was answered."""
 
     request: Request
     action: Action
@@ -167,7 +167,7 @@ class Record:
 
 @dataclass
 class Peak:
-    """How many there are, and how many there were at most."""
+    """A current number and its maximum."""
 
     now: int = 0
     most: int = 0
@@ -183,7 +183,7 @@ class Peak:
 
 
 class Stopped:
-    """Is stopped when the block that it is for ends."""
+    """A context manager that stops at the end of its block."""
 
     def stop(self) -> None:
         raise NotImplementedError
@@ -226,14 +226,18 @@ class FaultProxy(Stopped):
         return storage_options(self.endpoint)
 
     def clear(self) -> None:
-        """Forget what was asked so far: records, peaks and attempts. The rule stays."""
+        """Forget all requests so far: records, peaks and attempts. The rule stays."""
         self.records.clear()
         self._attempts.clear()
         self.requests.most, self.connections.most = self.requests.now, self.connections.now
 
     def asked(self, method: str = "GET", ending: str = "") -> list[Record]:
         """The requests with this method for paths with this ending."""
-        return [one for one in self.records if one.request.method == method and one.request.path.endswith(ending)]
+        return [
+            record
+            for record in self.records
+            if record.request.method == method and record.request.path.endswith(ending)
+        ]
 
     @property
     def sent(self) -> int:
@@ -275,7 +279,7 @@ class FaultProxy(Stopped):
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         path, _, query = request.raw_path.partition("?")
-        query = "&".join(one for one in query.split("&") if not one.startswith("X-Amz-"))
+        query = "&".join(part for part in query.split("&") if not part.startswith("X-Amz-"))
         asked = (request.method, path, query, request.headers.get("Range"))
         seen = Request(*asked, number=len(self.records), attempt=self._attempts[asked], headers=request.headers)
         self._attempts[asked] += 1
@@ -307,7 +311,7 @@ class FaultProxy(Stopped):
                     await answer.read()
                     return _hang_up(request, abruptly=True)
                 return await self._relay(request, answer, record)
-        except aiohttp.ClientConnectionError:  # one of the two sides went away
+        except aiohttp.ClientConnectionError:  # one of the two sides disconnected
             return _hang_up(request, abruptly=True)
 
     async def _relay(
@@ -339,10 +343,10 @@ class FaultProxy(Stopped):
     ) -> None:
         began, rate = self._loop.time(), record.action.rate
         async for piece in _pieces(answer.content, rate):
-            some = piece if allowed is None else piece[: allowed - record.sent]
-            record.sent += len(some)  # before it is: who has read the last byte finds it recorded
+            part = piece if allowed is None else piece[: allowed - record.sent]
+            record.sent += len(part)  # before sending: a reader of the last byte must find it recorded
             await self._pace(record.sent, rate, began)
-            await response.write(some)
+            await response.write(part)
             if allowed is not None and record.sent >= allowed:
                 return
 
@@ -390,7 +394,7 @@ class Totals(NamedTuple):
 
 
 class ProxyProcess(Stopped):
-    """The proxy in a process of its own, for measurements: the interpreter that is measured does not share it.
+    """The proxy in its own process, for measurements: it does not share the measured interpreter.
 
     >>> with ProxyProcess(store.endpoint, always(throttle(50e6, latency=0.03))) as proxy:     # doctest: +SKIP
     ...     read_all(**proxy.options)
@@ -414,7 +418,7 @@ class ProxyProcess(Stopped):
         self._receive()
 
     def totals(self) -> Totals:
-        """Since the start, or since the totals were asked for last."""
+        """Since the start, or since the last call."""
         self._pipe.send(None)
         totals: Totals = self._receive()
         return totals
@@ -437,11 +441,11 @@ def _serve(target: str, rule: Rule, pipe: Connection) -> None:
     with FaultProxy(target, rule) as proxy, suppress(EOFError):
         pipe.send(proxy.endpoint)
         while True:  # until the other end is closed, or its process is gone
-            wanted = pipe.recv()
-            if wanted is not None:
-                proxy.rule = wanted
+            rule_or_none = pipe.recv()
+            if rule_or_none is not None:
+                proxy.rule = rule_or_none
             totals = Totals(len(proxy.records), proxy.sent, proxy.requests.most, proxy.connections.most)
-            proxy.clear()  # before the answer: what is asked after it counts
+            proxy.clear()  # before the answer: later requests count
             pipe.send(totals)
 
 
@@ -456,7 +460,7 @@ async def _answer(request: web.BaseRequest, record: Record) -> web.StreamRespons
     body = text.encode() if request.method != "HEAD" else b""
     record.sent = len(body)
     response = web.Response(status=record.status, body=body, content_type="application/xml")
-    if "Expect" in request.headers:  # the client waits for leave to send its body, and does not get it
+    if "Expect" in request.headers:  # the client waits for permission to send its body, and does not get it
         response.force_close()
     else:
         async for _ in request.content.iter_any():

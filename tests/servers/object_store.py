@@ -24,8 +24,8 @@ KEY, SECRET = "tester", "tester-secret"
 ROOT = Path(__file__).parents[2]
 PATIENCE = 20.0  # seconds for a server to start or to end
 
-# Starts a server and ends with it; ends it on SIGTERM, and when the process that asked for it is gone, even if that
-# was killed. (The kernel could see to that alone, but it does so already when the thread that asked for it ends.)
+# Starts a server and ends with it. Ends it on SIGTERM, and when the parent process has ended, even if that was
+# killed. (The kernel could do this alone, but it does so already when the thread that started it ends.)
 KEEPER = """
 import ctypes, os, signal, sys
 parent, signals = int(sys.argv[1]), {signal.SIGTERM, signal.SIGCHLD}
@@ -50,9 +50,9 @@ def storage_options(endpoint: str, key: str = KEY, secret: str = SECRET) -> dict
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
 
 def client(endpoint: str, key: str = KEY, secret: str = SECRET) -> Any:
@@ -163,7 +163,7 @@ class Server:
         return self._client
 
     def bucket(self, name: str = "test") -> str:
-        """Make a bucket with a name that was not used before, and tell its URL. The first of a name is `name-1`."""
+        """Create a bucket with a new name, and return its URL. The first of a name is `name-1`."""
         self._buckets[name] += 1
         bucket = f"{name}-{self._buckets[name]}"
         self.client.create_bucket(Bucket=bucket)
@@ -182,7 +182,7 @@ class Server:
         bucket, _, prefix = url.removeprefix("s3://").partition("/")
         prefix = f"{prefix.rstrip('/')}/".lstrip("/")
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        return {one["Key"].removeprefix(prefix): one["Size"] for page in pages for one in page.get("Contents", ())}
+        return {item["Key"].removeprefix(prefix): item["Size"] for page in pages for item in page.get("Contents", ())}
 
     def upload(self, folder: Path, url: str) -> None:
         """Copy all files below a local folder to a URL: `folder/a/b` becomes `url/a/b`."""

@@ -1,4 +1,4 @@
-"""A web server on loopback that answers as a test tells it: for answers that no real store gives."""
+"""A web server on loopback with scripted answers: for answers that no real store gives."""
 
 import asyncio
 import ssl
@@ -64,7 +64,7 @@ def s3_error(status: int, code: str, **headers: str) -> web.Response:
 
 
 def range_of(request: web.BaseRequest) -> tuple[int, int]:
-    """The first byte that is asked for, and the one after the last."""
+    """The range that a request asks for: the first byte, and the one after the last."""
     start, _, last = request.headers["Range"].removeprefix("bytes=").partition("-")
     return int(start), int(last) + 1 if last else 1 << 60
 

@@ -8,7 +8,8 @@ import numpy.typing as npt
 import pytest
 
 import fmsdata
-from fmsdata.core.chunk import BUFFER, DOCUMENT, LENGTH, TAIL, Chunk
+from fmsdata.core.chunk import Chunk
+from fmsdata.core.spans import BUFFER, DOCUMENT, LENGTH, TAIL
 from tests.helpers import write_source
 
 WEIGHTS = {f"s{i:02}": w for i, w in enumerate([7700, 520, 400, 300, 250, 200, 150, 130, 120, 100, 70, 50, 10])}

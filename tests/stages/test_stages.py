@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 import fmsdata
 from fmsdata import testing
-from fmsdata.core.chunk import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, Buffer, Chunk
+from fmsdata.core.chunk import Chunk
+from fmsdata.core.iterator import StageIterator
 from fmsdata.core.lane import Lane
-from fmsdata.core.stage import Size, Stage, StageIterator
+from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, Buffer
+from fmsdata.core.stage import Size, Stage
 from fmsdata.core.state import State
 from tests.helpers import documents, write_source
 

@@ -28,10 +28,11 @@ import fmsdata.storage.clients.connect
 import fmsdata.storage.clients.s3
 import fmsdata.storage.connection
 from fmsdata.errors import CheckpointError, ConfigError, MissingError, StorageError
-from fmsdata.storage.clients.base import Entry
-from fmsdata.storage.connection import Connection, Listing, close_connections
+from fmsdata.storage.clients import s3_internals
+from fmsdata.storage.clients.base import Entry, Listing
+from fmsdata.storage.connection import Connection, close_connections
 from fmsdata.storage.io_thread import THREADS
-from fmsdata.storage.location import Folder
+from fmsdata.storage.location import Location
 from fmsdata.storage.settings import Storage
 from tests.servers.fault_proxy import (
     PASS,
@@ -206,9 +207,9 @@ def test_the_error_names_everything_when_the_attempts_are_used_up(proxy: FaultPr
     with pytest.raises(
         StorageError,
         match=r"^source 'web': bytes 10-19 of s3://connection-\d+/a could not be read in 4 attempts and \d\.\d s, "
-        r"at last for this reason: 503 SlowDown .*; the run can be resumed from its last state$",
+        r"last error: 503 SlowDown .*; the run can be resumed from its last state$",
     ):
-        connection.run(connection.read(connection.path(f"{bucket}/a"), 10, 20, what="source 'web'"))
+        connection.run(connection.read(connection.path(f"{bucket}/a"), 10, 20, owner="source 'web'"))
     assert len(proxy.records) == 4
     assert (connection.traffic.requests, connection.traffic.retries, connection.traffic.errors) == (4, 3, 1)
     proxy.rule = always(answer(503, "SlowDown"))
@@ -236,7 +237,7 @@ def test_the_deadline_ends_it_all(proxy: FaultProxy, bucket: str, fault: str) ->
         (answer(404, "NoSuchKey"), MissingError, "it is gone; it was there when the shards were listed"),
         (answer(404, "NoSuchBucket"), MissingError, "there is no such bucket; check the bucket's name"),
         (answer(400, "InvalidRequest"), StorageError, "400 InvalidRequest"),
-        (answer(416, "InvalidRange"), StorageError, "was replaced while the run reads it"),
+        (answer(416, "InvalidRange"), StorageError, "was replaced during the run"),
         (answer(301, "PermanentRedirect"), StorageError, "check the region"),
     ],
 )
@@ -246,7 +247,7 @@ def test_what_will_not_change_fails_at_once(
     connection = Connection.to(bucket, proxy.options)
     proxy.rule = lambda request: action if request.method == "GET" else PASS  # botocore follows redirects by HEAD
     with pytest.raises(kind, match=rf"source 'web': bytes 0-9 of s3://[^ ]*/a can't be read: .*{text}"):
-        connection.run(connection.read(connection.path(f"{bucket}/a"), 0, 10, what="source 'web'"))
+        connection.run(connection.read(connection.path(f"{bucket}/a"), 0, 10, owner="source 'web'"))
     assert len(proxy.asked()) == 1
     assert connection.traffic.requests == 1
 
@@ -260,7 +261,7 @@ def test_a_wrong_secret_is_told_without_telling_it(object_store: ObjectStore, bu
     assert connection.traffic.requests == 1
     options = storage_options(object_store.endpoint, key="nobody-known")
     with pytest.raises(
-        StorageError, match=r"not accepted, and new ones were looked for in vain: 403 InvalidAcc"
+        StorageError, match=r"credentials were rejected, and refreshing them did not help: 403 InvalidAcc"
     ) as caught:
         connection = Connection.to(bucket, options)
         connection.run(connection.read(connection.path(f"{bucket}/a"), 0, 10))
@@ -309,13 +310,13 @@ def test_an_object_that_was_replaced_is_noticed(object_store: ObjectStore, bucke
     assert before == connection.run(connection.list(connection.path(bucket))).files[0].version
     connection.run(connection.check(path, before or ""))
     object_store.put(f"{bucket}/a", DATA[::-1])
-    with pytest.raises(StorageError, match="was replaced while the run reads it: its version is"):
+    with pytest.raises(StorageError, match="was replaced during the run: its version is"):
         connection.run(connection.read(path, 0, 10, before))
-    with pytest.raises(StorageError, match="was replaced while the run reads it: its version is"):
+    with pytest.raises(StorageError, match="was replaced during the run: its version is"):
         connection.run(connection.check(path, before or ""))
     object_store.put(f"{bucket}/a", DATA[:1000])
     for start in (990, 5000):
-        with pytest.raises(StorageError, match=r"was replaced while the run reads it: it .*(1000 bytes|these bytes)"):
+        with pytest.raises(StorageError, match=r"was replaced during the run: it .*(1000 bytes|these bytes)"):
             connection.run(connection.read(path, start, start + 20))
     assert connection.traffic.retries == 0
 
@@ -360,7 +361,9 @@ def test_wrong_bytes_are_never_taken(scheme: str, odd: str) -> None:
         assert len(server.requests) == (1 if odd == "without a range" else 3)
         times = 1000
         if odd != "without a range":
-            with pytest.raises(StorageError, match=r"could not be read in 5 attempts .* came instead of"):
+            with pytest.raises(
+                StorageError, match=r"could not be read in 5 attempts .*, last error: expected (bytes )?\d+.* got "
+            ):
                 connection.run(connection.read(path, 100, 200))
 
 
@@ -392,7 +395,7 @@ def test_files_behind_http(tmp_path: Path) -> None:
             with pytest.raises(StorageError, match=text):
                 connection.run(connection.read(f"{server.endpoint}/{name}", 0, 9))
         tag = "two"
-        with pytest.raises(StorageError, match="replaced while the run reads it: its version is two") as caught:
+        with pytest.raises(StorageError, match="replaced during the run: its version is two") as caught:
             connection.run(connection.read(path, 0, 9, "one"))
         assert "hidden" not in str(caught.value)
 
@@ -487,6 +490,40 @@ def test_where_signed_urls_will_not_do_requests_are_signed(status: int) -> None:
         for start in range(20):
             assert connection.run(connection.read("b/a", start, start + 9)).data == DATA[start : start + 9]
         assert [signed(one) for one in server.requests] == [False, True, *[False] * 19]
+        assert connection.traffic.retries == 0
+
+
+def test_the_installed_libraries_have_the_internals_that_signed_urls_need() -> None:
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        return partial(DATA, request)
+
+    with ScriptedServer(handle) as server:
+        connection = Connection.to("s3://b/a", server.options, QUICK)
+        connection.run(connection.read("b/a", 0, 9))
+        assert connection._lease
+        client: Any = connection._lease.client
+        send = s3_internals.prepare(client._session, f"{server.endpoint}/b/a", {"Range": "bytes=5-8"})
+        assert send is not None, "presigned URLs are no longer used, and reads take twice the CPU: see s3_internals.py"
+
+        async def read() -> tuple[int, bytes]:
+            response = await send()
+            return response.status, await response.body.read()
+
+        assert connection.run(read()) == (206, DATA[5:9])
+
+
+@pytest.mark.parametrize("missing", ["aiobotocore.httpsession.AIOHTTPSession", "aiobotocore.response.AioStreamingBody"])
+def test_without_these_internals_requests_are_signed(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        return partial(DATA, request)
+
+    with ScriptedServer(handle) as server:
+        connection = Connection.to("s3://b/a", server.options, QUICK)
+        connection.run(connection.read("b/a", 0, 9))
+        monkeypatch.delattr(missing)
+        for start in range(3):
+            assert connection.run(connection.read("b/a", start, start + 9)).data == DATA[start : start + 9]
+        assert [signed(request) for request in server.requests] == [False] * 4
         assert connection.traffic.retries == 0
 
 
@@ -599,7 +636,9 @@ def test_expired_credentials_are_looked_for_again_once(tmp_path: Path, monkeypat
         write_credentials(tmp_path / "credentials", "fourth")
         assert connection.run(connection.info("b/a")).size == len(DATA)  # HEAD: nothing tells why it failed
         vault.key = "nobody"
-        with pytest.raises(StorageError, match="not accepted, and new ones were looked for in vain: 400 ExpiredToken"):
+        with pytest.raises(
+            StorageError, match="credentials were rejected, and refreshing them did not help: 400 ExpiredToken"
+        ):
             connection.run(connection.read("b/a", 0, 9))
         (tmp_path / "credentials").unlink()
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -809,10 +848,10 @@ def test_any_filesystem_will_do(files: Callable[[str], str], name: str) -> None:
     assert told == listed.files[0] == inside.files[0]
     run(connection.check(f"{path}/a", told.version or ""))
     run(connection.write(f"{path}/a", DATA[:100]))
-    with pytest.raises(StorageError, match="replaced while the run reads it: it has 100 bytes"):
+    with pytest.raises(StorageError, match="replaced during the run: it has 100 bytes"):
         run(connection.read(f"{path}/a", 90, 120))
     if name != "elsewhere":
-        with pytest.raises(StorageError, match="replaced while the run reads it: its version is"):
+        with pytest.raises(StorageError, match="replaced during the run: its version is"):
             run(connection.check(f"{path}/a", told.version or ""))
     for _ in range(2):
         run(connection.remove(f"{path}/a"))
@@ -839,31 +878,31 @@ def test_a_filesystem_that_blocks_keeps_nobody_waiting(
 
 
 def test_a_folder_of_checkpoints_survives_faults(proxy: FaultProxy, bucket: str) -> None:
-    folder = Folder(f"{bucket}/run/", proxy.options, CheckpointError)
+    folder = Location(f"{bucket}/run/", proxy.options, error=CheckpointError)
     proxy.rule = first(1, answer(503, "SlowDown"))
     for step in ("step-1", "step-2"):
         for name in ("rank-0", "rank-1", "complete", ".hidden"):
-            folder.write(f"{step}/{name}", name.encode())
+            (folder / step / name).write_bytes(name.encode())
     proxy.rule = first(1, refuse())
     assert folder.folders() == ["step-1", "step-2"]
-    assert folder.files("step-1") == {"rank-0": 6, "rank-1": 6, "complete": 8}
-    assert folder.read("step-2/rank-1") == b"rank-1"
+    assert (folder / "step-1").sizes() == {"rank-0": 6, "rank-1": 6, "complete": 8}
+    assert (folder / "step-2/rank-1").read_bytes() == b"rank-1"
     proxy.clear()
-    folder.remove("step-1", first="complete")
+    (folder / "step-1").remove_folder(first="complete")
     removed = [record.request.path.rpartition("/")[2] for record in proxy.asked("DELETE") if record.status == 204]
     assert removed == ["complete", ".hidden", "rank-0", "rank-1"]
     assert not proxy.asked("POST")
-    folder.remove("step-1", first="complete")
-    folder.remove_file("step-2/rank-0")
-    folder.remove_file("step-2/rank-0")
+    (folder / "step-1").remove_folder(first="complete")
+    (folder / "step-2/rank-0").remove()
+    (folder / "step-2/rank-0").remove()
     proxy.clear()
     assert folder.folders() == ["step-2"]
-    assert folder.files("none") == {}
+    assert (folder / "none").sizes() == {}
     with pytest.raises(CheckpointError, match=r"run/step-2/rank-0 can't be read: it does not exist"):
-        folder.read("step-2/rank-0")
+        (folder / "step-2/rank-0").read_bytes()
     proxy.rule = always(answer(403, "AccessDenied"))
     with pytest.raises(CheckpointError, match=r"run/step-2/rank-0 can't be written: access is denied"):
-        folder.write("step-2/rank-0", b"x")
+        (folder / "step-2/rank-0").write_bytes(b"x")
 
 
 PROGRAM = """
@@ -950,14 +989,14 @@ def test_forks_and_a_clean_exit(proxy: FaultProxy, bucket: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"client_kwargs": "https://host"}, r"storage_options\.client_kwargs is no set of keys and values"),
-        ({"config_kwargs": ["a"]}, r"storage_options\.config_kwargs is no set of keys and values"),
-        ({"secrets": "x"}, "S3FileSystem knows no 'secrets'; did you mean 'secret'"),
-        ({"client_kwargs": {"endpoint": "http://host"}}, "knows no 'endpoint'; did you mean 'endpoint_url'"),
+        ({"client_kwargs": "https://host"}, r"storage_options\.client_kwargs must be keys and values"),
+        ({"config_kwargs": ["a"]}, r"storage_options\.config_kwargs must be keys and values"),
+        ({"secrets": "x"}, "S3FileSystem has no option 'secrets'; did you mean 'secret'"),
+        ({"client_kwargs": {"endpoint": "http://host"}}, "has no option 'endpoint'; did you mean 'endpoint_url'"),
         ({"client_kwargs": {"endpoint_url": "host:80"}}, "Invalid endpoint: host:80"),
         ({"config_kwargs": {"sig": 1}}, "config_kwargs has 'sig', which botocore does not know"),
-        ({"key": 5}, r"storage_options\.key is no text; write it in quotes"),
-        ({"anon": "maybe"}, r"storage_options\.anon is 'maybe'; write true or false"),
+        ({"key": 5}, r"storage_options\.key is not text; put quotes around it"),
+        ({"anon": "maybe"}, r"storage_options\.anon is 'maybe'; it must be true or false"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], words: str) -> None:

@@ -184,7 +184,7 @@ def test_what_stands_in_the_place_of_an_entry_and_is_none_is_a_miss(
     assert (file / "a file of somebody").exists()
     cache.put("another", b"data")
     assert cache.get("another", 4) == b"data"
-    assert len([text for text in warnings_of(caplog) if "going on without" in text]) == 1
+    assert len([text for text in warnings_of(caplog) if "continuing without the cache" in text]) == 1
     assert unfinished(tmp_path) == []
 
 

@@ -21,13 +21,21 @@ import yaml
 import fmsdata
 from fmsdata import testing
 from fmsdata.cli.common import parse_storage_options
-from fmsdata.cli.plan import mixture_of
+from fmsdata.cli.outlook import mixture_of
 from fmsdata.compat import fms_fsdp
 from fmsdata.config.build import build_data, make_loader
 from fmsdata.config.read import read_config
 from fmsdata.corpus.counts import list_shards, read_counts
 from fmsdata.corpus.index import write_index
-from fmsdata.errors import ConfigError, CountsError, DataError, DeniedError, MissingError, StorageError
+from fmsdata.errors import (
+    CheckpointError,
+    ConfigError,
+    CountsError,
+    DataError,
+    DeniedError,
+    MissingError,
+    StorageError,
+)
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.storage.location import Location
 from fmsdata.storage.settings import CacheSettings, Storage
@@ -200,6 +208,52 @@ def test_small_files_are_written_read_and_removed(elsewhere: Elsewhere, home: Pa
     assert not file.exists()
 
 
+def test_a_folder_of_small_files_is_listed_and_removed(
+    elsewhere: Elsewhere, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = elsewhere.copy(home) / "run"
+    assert (folder.folders(), folder.sizes()) == ([], {})
+    for name in ("step-1/b", "step-1/a", "step-1/.hidden", "step-1/deep/c", "step-2/b", "top"):
+        (folder / name).write_bytes(name.encode())
+    assert (folder.folders(), folder.sizes()) == (["step-1", "step-2"], {"top": 3})
+    assert ((folder / "step-1").folders(), (folder / "step-1").sizes()) == (["deep"], {"a": 8, "b": 8})
+    for _ in range(2):
+        (folder / "step-1").remove_folder(first="b")
+        (folder / "top").remove()
+    assert (folder.folders(), folder.sizes()) == (["step-2"], {})
+
+
+def test_a_file_that_disappears_during_a_listing_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        (tmp_path / name).write_bytes(b"x")
+    scan = os.scandir
+
+    def slow(folder: Path) -> list[os.DirEntry[str]]:
+        found = list(scan(folder))
+        (tmp_path / "b").unlink()
+        return found
+
+    monkeypatch.setattr(os, "scandir", slow)
+    assert Location(tmp_path).sizes() == {"a": 1, "c": 1}
+
+
+def test_failures_are_raised_as_the_error_that_was_chosen(elsewhere: Elsewhere, home: Path) -> None:
+    there = Location(elsewhere.copy(home), error=CheckpointError)
+    for file in (there / "none", there / "lang=de" / "none", there.parent / there.name / "none"):
+        with pytest.raises(
+            CheckpointError, match=rf"/{file.parent.name}/none can't be read: (it does not exist|No such file)"
+        ):
+            file.read_bytes()
+    with pytest.raises((MissingError, FileNotFoundError)):
+        (elsewhere.copy(home) / "none").read_bytes()
+
+
+def test_the_home_folder_may_be_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Location("~/run").local == tmp_path / "run"
+    assert (Location(".") / "~").local == Path("~")
+
+
 # Planning
 
 
@@ -210,11 +264,11 @@ def test_a_plan_is_the_same_wherever_the_corpus_is(elsewhere: Elsewhere, home: P
     web: Any = mixture_of(moved).sources["web"]
     assert web.counts.shards == tuple(f"part-{i}.arrow" for i in range(3))
     if there.local is None:
-        assert [entry.name for entry in web.entries] == list(web.counts.shards)
-        assert [entry.size for entry in web.entries] == [
+        assert [entry.name for entry in web._files.entries] == list(web.counts.shards)
+        assert [entry.size for entry in web._files.entries] == [
             (home / "web" / name).stat().st_size for name in web.counts.shards
         ]
-        assert None not in [entry.version for entry in web.entries]
+        assert None not in [entry.version for entry in web._files.entries]
         assert web.path.options == there.options
 
 
@@ -274,7 +328,13 @@ def test_counts_by_ranges_are_those_of_the_files(elsewhere: Elsewhere, tmp_path:
     write_source(tmp_path / "d", documents(rng, 50), layout="batch")
     there = elsewhere.copy(tmp_path)
     for name in "abcd":
-        assert read_counts(there / name).digest == read_counts(tmp_path / name).digest
+        if name in "bc" and there.local is None:
+            with pytest.raises(
+                DataError, match=rf"/{name}/part-\d\.arrow: this is an Arrow stream.*local disk; rewrite"
+            ):
+                read_counts(there / name)
+        else:
+            assert read_counts(there / name).digest == read_counts(tmp_path / name).digest
 
 
 def test_a_run_goes_on_where_the_corpus_was_moved(elsewhere: Elsewhere, home: Path) -> None:
@@ -407,9 +467,9 @@ def test_what_is_not_there_is_named_with_what_to_check(on_s3: Elsewhere, home: P
         (
             lambda: fmsdata.ShardReader(there / "web/part-0.arrow"),
             DataError,
-            f"{there}/web/part-0.arrow: the source's folder is a file, not a folder; check `path`",
+            f"{there}/web/part-0.arrow: the folder of the source is a file, not a folder; check `path`",
         ),
-        (lambda: fmsdata.ShardReader(there / "no"), DataError, f"{there}/no: the source's folder does not exist"),
+        (lambda: fmsdata.ShardReader(there / "no"), DataError, f"{there}/no: the folder of the source does not exist"),
         (lambda: write_index(there / "no"), DataError, f"{there}/no: no files ending in .arrow below it"),
     ]
     for call, kind, words in cases:
@@ -461,7 +521,7 @@ def test_a_counts_file_that_is_wrong_is_named(on_s3: Elsewhere, home: Path) -> N
     there = on_s3.copy(home)
     file = there / "meta/counts.csv"
     for text, words in (
-        (b"\xff\xfe", "not a CSV file that can be read"),
+        (b"\xff\xfe", "not a readable CSV file"),
         (b"a;b;c\n", "the header is"),
         (f"{HEADER}web/part-0.arrow,x,1\n".encode(), ":2: .* is not a row"),
         (f"{HEADER}web/gone.arrow,1,1\n".encode(), "web/gone.arrow, but there is no such file.*fmsdata index"),
@@ -500,8 +560,8 @@ def test_the_storage_section_is_what_workers_read_with(home: Path) -> None:
         {"storage": {"prefetch_bytes": "1.5GiB", "timeout": 3, "cache": {"path": "/scratch", "limit": "200 GB"}}},
     )
     cache = CacheSettings(path="/scratch", limit=200 * 10**9)
-    assert told.storage.settings() == Storage(prefetch_bytes=3 << 29, timeout=3.0, cache=cache)
-    assert read_config({**CONFIG, "path": "x", "storage": None}).storage.settings() == Storage()
+    assert told.storage == Storage(prefetch_bytes=3 << 29, timeout=3.0, cache=cache)
+    assert read_config({**CONFIG, "path": "x", "storage": None}).storage == Storage()
     sizes = {256 << 20: 256 << 20, "256MB": 256 * 10**6, "64 MiB": 64 << 20, "0.5kB": 500, 1e9: 10**9, 0: 0}
     for written, size in sizes.items():
         assert read_config({**CONFIG, "path": "x"}, {"storage.prefetch_bytes": written}).storage.prefetch_bytes == size

@@ -1,4 +1,4 @@
-"""Tasks: each makes of a line exactly what a plain, slow reading of its recipe makes, wherever the line is read."""
+"""Each task gives exactly the fields that a plain, slow implementation gives, wherever it runs."""
 
 import pickle
 import subprocess
@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader
 
 import fmsdata
 from fmsdata import CausalLM, Collate, ConfigError, FillInTheMiddle, MaskedLM, OwnTask, StageError, task_from, testing
-from fmsdata.core.chunk import INSERTED, PADDING, Buffer, Chunk, Item
+from fmsdata.core.chunk import Chunk, Item
 from fmsdata.core.keys import key_of, mix
+from fmsdata.core.spans import INSERTED, PADDING, Buffer
 from fmsdata.core.tokens import constant
 from fmsdata.tasks.base import Task
 from fmsdata.tasks.batch import Batch, collect
@@ -73,7 +74,7 @@ def draw(key: int, number: int) -> float:
 
 def rearranged(item: Item, task: FillInTheMiddle) -> list[int]:
     """The tokens of a line, token by token."""
-    stretches: list[tuple[int, list[int]]] = []  # documents: number, and the places of all but inserted tokens
+    stretches: list[tuple[int, list[int]]] = []  # number and token positions of documents
     place = 0
     for row, (_, _, length, document, _, begins, tail) in enumerate(item.chunk.spans.tolist()):
         if begins or not row:
@@ -221,7 +222,7 @@ def test_fill_in_the_middle_keeps_the_line_but_for_three_tokens_a_document(
     rate: float,
     spm_rate: float,
 ) -> None:
-    """Looked at from outside, with tokens that are all different, and no knowledge of how choices are drawn."""
+    """Seen from outside, with distinct tokens, and without knowledge of how choices are drawn."""
     root = tmp_path_factory.mktemp("corpus")
     starts = np.cumsum([10, *lengths])
     write_source(root / "web", [np.arange(a, b) for a, b in pairwise(starts)], shards=1)
@@ -279,7 +280,7 @@ def test_masked_lm_takes_everything_or_nothing_at_the_ends_of_its_rates(corpus: 
 def test_the_rates_hold(tmp_path: Path) -> None:
     """Each count is within five standard deviations."""
     write_source(tmp_path / "web", documents(np.random.default_rng(0), 3000, shortest=20, longest=20), shards=1)
-    items = lines(tmp_path, 1500, sources={"web": {"weight": 1}}, pack__seq_len=41)  # two documents a line
+    items = lines(tmp_path, 1500, sources={"web": {"weight": 1}}, pack__seq_len=41)  # two per line
 
     def holds(count: int, of: int, share: float) -> bool:
         return bool(abs(count - of * share) < 5 * (of * share * (1 - share)) ** 0.5)
@@ -369,7 +370,10 @@ def test_tasks_can_be_sent_compared_and_hashed(task: Task) -> None:
 
 
 def run(program: str, folder: Path) -> str:
-    """What a program prints. As in a command that is installed, Python does not look in the current directory."""
+    """What a program prints.
+
+    As in a command that is installed, Python does not look in the current directory.
+    """
     (folder / "train.py").write_text(program)
     done = subprocess.run(
         [sys.executable, "train.py"],
@@ -417,12 +421,12 @@ if __name__ == "__main__":
 BAD_FUNCTIONS = {
     "no_such_module:f": "task 'no_such_module:f': there is no module 'no_such_module' in ",
     "package.missing:f": "there is no module 'package.missing' in ",
-    "good:no_such": "good.py has no 'no_such'; known are fine",
+    "good:no_such": "good.py has no 'no_such'; must be one of fine",
     "good:fin": "did you mean 'fine'?",
-    "good:": "task 'good:': write a function of your own as package.module:function",
-    ":fine": "task ':fine': write a function of your own as package.module:function",
+    "good:": "task 'good:': name a function of your own as package.module:function",
+    ":fine": "task ':fine': name a function of your own as package.module:function",
     "good:fine rate": "good.py has no 'fine rate'; did you mean 'fine'?",
-    "good:number": "task 'good:number': number is 3, which can't be called",
+    "good:number": "task 'good:number': number is 3, which is not callable",
     "extra:fine": "extra_tokens of task 'extra:fine' is -1; it must be at least 0",
     "needs:fine": "importing needs failed: ModuleNotFoundError: No module named 'not_installed'",
     "broken:fine": "importing broken failed: ZeroDivisionError: division by zero",
@@ -462,8 +466,8 @@ for name in {list(BAD_FUNCTIONS)}:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gives_a_list", "task 'tests.programs.own_task:gives_a_list' gave a list, not a dict"),
-        ("gives_numbers", r"names \[1\]"),
+        ("gives_a_list", "task 'tests.programs.own_task:gives_a_list' returned a list; expected a dict"),
+        ("gives_numbers", r"a dict with the keys \[1\]"),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 2])
@@ -500,16 +504,16 @@ MASK = {"name": "masked_lm", "mask": 1, "vocab_size": 10}
     [
         (3, "task is 3; it must be a name, or a dict"),
         (["causal_lm"], "it must be a name, or a dict"),
-        ({"name": None}, "must be text"),
-        ({1: 2}, "must be text"),
-        ("", "unknown task ''; known are causal_lm, fill_in_the_middle, masked_lm, package.module:function"),
+        ({"name": None}, "must be strings"),
+        ({1: 2}, "must be strings"),
+        ("", "unknown task ''; must be one of causal_lm, fill_in_the_middle, masked_lm, package.module:function"),
         ("causal", "unknown task 'causal'; did you mean 'causal_lm'?"),
         ("maskedlm", "did you mean 'masked_lm'?"),
         (
             {"name": "causal_lm", "promt_len": 1},
             "task 'causal_lm' has no parameter 'promt_len'; did you mean 'prompt_len'?",
         ),
-        ({"name": "causal_lm", "extra_tokens": 2}, "no parameter 'extra_tokens'; known are prompt_len"),
+        ({"name": "causal_lm", "extra_tokens": 2}, "no parameter 'extra_tokens'; must be one of prompt_len"),
         ({"name": "causal_lm", "prompt_len": "1"}, "prompt_len is '1'; it must be a whole number"),
         ("fill_in_the_middle", "task 'fill_in_the_middle' needs prefix, suffix, middle"),
         ({"name": "masked_lm", "mask": 3}, "task 'masked_lm' needs vocab_size"),
@@ -525,7 +529,7 @@ MASK = {"name": "masked_lm", "mask": 1, "vocab_size": 10}
         ({**MASK, "vocab_size": 0}, "vocab_size is 0; it must be at least 1"),
         ({**MASK, "mask": "[MASK]"}, "mask is '[MASK]'; it must be a whole number"),
         ({**MASK, "rate": -0.1}, "rate is -0.1; it must be a number from 0 to 1"),
-        ({**MASK, "mask_rate": 0.95}, "mask_rate 0.95 and random_rate 0.1 are more than 1 together"),
+        ({**MASK, "mask_rate": 0.95}, "mask_rate 0.95 and random_rate 0.1 add up to more than 1"),
         ({**MASK, "special": 3}, "special is 3; it must be a list of tokens"),
         ({**MASK, "special": "ab"}, "a token of special is 'a'; it must be a whole number"),
         ({"name": "tests.programs.own_task:shuffled", "ofset": 3}, "no parameter 'ofset'; did you mean 'offset'?"),

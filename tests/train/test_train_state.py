@@ -1,4 +1,4 @@
-"""Train state: saved and restored in one call each, on any number of ranks, all of it or nothing."""
+"""Train state: saved and restored in one call each, on any number of ranks, all or nothing."""
 
 # ruff: noqa: NPY002  # numpy's global generator is what is saved here
 
@@ -19,9 +19,9 @@ from torch.optim import lr_scheduler
 import fmsdata
 from fmsdata import train_state
 from fmsdata.core.keys import key_of
-from fmsdata.storage.location import Folder
+from fmsdata.storage.location import Location
 from fmsdata.testing import MakeLoader
-from fmsdata.train import state as module
+from fmsdata.train.generators import generator_states, prepare_generators
 from tests.helpers import maker
 
 SEED = 3
@@ -29,9 +29,9 @@ SEED = 3
 
 @pytest.fixture(autouse=True)
 def _the_global_generators_are_left_as_they_were() -> Iterator[None]:
-    before = module._generators()
+    before = generator_states()
     yield
-    for put_back in module._ready_generators(before, 0, 0, 0):
+    for put_back in prepare_generators(before, 0, 0, 0):
         put_back()
 
 
@@ -144,13 +144,13 @@ def test_a_rank_reads_only_the_files_that_it_needs(
     for state in states:
         train_state.save(tmp_path / "run", state)
     read: list[str] = []
-    whole_read = Folder.read
+    read_bytes = Location.read_bytes
 
-    def noted(folder: Folder, name: str) -> bytes:
-        read.append(name)
-        return whole_read(folder, name)
+    def noted(file: Location) -> bytes:
+        read.append(file.name)
+        return read_bytes(file)
 
-    monkeypatch.setattr(Folder, "read", noted)
+    monkeypatch.setattr(Location, "read_bytes", noted)
     for rank, world_size, needed in ((7, 24, {0, 7}), (20, 24, {0, 8}), (1, 6, {0, 1, 7}), (0, 1, set(range(12)))):
         read.clear()
         loader = make(rank, world_size)
@@ -180,7 +180,7 @@ class _Anything:
         ({"a": {"b": [1, lambda: 1]}}, "extra.a.b.1 is a function"),
         ({"array": np.ones(2)}, "extra.array is a numpy.ndarray"),
         ({"loss": np.float64(1)}, "extra.loss is a numpy.float64"),
-        ({"one": _Anything()}, r"extra.one is a test_train_state._Anything"),
+        ({"one": _Anything()}, r"extra.one is a tests.train.test_train_state._Anything"),
         ({"path": [Path("x")]}, "extra.path.0 is a pathlib"),
         ({"keys": {Path("x"): 1}}, "extra.keys.x is a pathlib"),
         ({"model": torch.nn.Linear(1, 1)}, "extra.model is a torch.nn"),
@@ -343,11 +343,11 @@ def test_nothing_is_restored_halfway(make: MakeLoader, where: str, value: Any, w
     other, scheduler = make(0, 1), _RefusingScheduler()
     scheduler.values = {"a": 10, "b": 20}
     take(other, 1)
-    before = other.state_dict(), copy.deepcopy(scheduler.values), repr(module._generators())
+    before = other.state_dict(), copy.deepcopy(scheduler.values), repr(generator_states())
     broken = _broken(state, where, value)
     with pytest.raises((fmsdata.StateError, KeyError), match=words):
         train_state.restore(broken, other, scheduler=scheduler)
-    assert (other.state_dict(), scheduler.values, repr(module._generators())) == before
+    assert (other.state_dict(), scheduler.values, repr(generator_states())) == before
     train_state.restore(state, other, scheduler=scheduler)
     assert other.state_dict() == loader.state_dict()
     assert scheduler.values == {"a": 1, "b": 2}
@@ -407,14 +407,14 @@ def test_a_folder_that_is_not_whole_is_refused_and_the_file_named(make: MakeLoad
 
     for size in (0, 1, len(whole) // 2, len(whole) - 1):
         one.write_bytes(whole[:size])
-        refused(r"train-1-of-3.pt is torn or damaged")
+        refused(r"train-1-of-3.pt is truncated or damaged")
     one.unlink()
     refused(r"train-1-of-3.pt is missing")
     one.write_bytes((folder / "train-2-of-3.pt").read_bytes())
-    refused(r"train-1-of-3.pt is torn or damaged: it is of rank 2 of 3, and was renamed")
+    refused(r"train-1-of-3.pt is truncated or damaged: it is the state of rank 2 of 3; the file was renamed")
     one.write_bytes(whole)
     (folder / "train-3-of-3.pt").write_bytes(whole)
-    refused(r"train-3-of-3.pt has no place")
+    refused(r"train-3-of-3.pt does not belong there")
     (folder / "train-3-of-3.pt").rename(folder / "train-0-of-2.pt")
     refused("runs on 2 and 3 ranks")
     (folder / "train-0-of-2.pt").unlink()

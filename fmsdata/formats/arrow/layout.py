@@ -1,132 +1,142 @@
-"""Arrow IPC shards, file or stream format, read as byte ranges: how a shard's layout is found.
+"""How the layout of a remote Arrow file is found.
 
-Of a file the last bytes tell where the record batches are. Where each of them is a document, no more is needed; where
-they have rows that are documents, their metadata tells how many. A stream has no such list and is walked once.
+The last bytes of a file say where its record batches are. Where each is a document, nothing else is
+needed; where their rows are documents, their metadata says how many they have. In a run on a
+thousand ranks, each rank reads one or two blocks of a file. So where the footer is long, or there
+are many record batches, only the parts that a block needs are read, with that block.
 """
 
-import struct
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from fmsdata.core.keys import Ints
-from fmsdata.core.ranges import Range
+from fmsdata.core.ranges import Range, worth_bridging
+from fmsdata.errors import DataError
 from fmsdata.formats.arrow.column import TokenColumn
+from fmsdata.formats.arrow.damage import NOT_WHOLE, Guarded, Truncated
+from fmsdata.formats.arrow.fetched import Fetched
+from fmsdata.formats.arrow.flatbuffers import Table
 from fmsdata.formats.arrow.framing import (
+    BLOCK,
     MAGIC,
-    NO_END,
-    NOT_WHOLE,
     PREFIX,
-    Guarded,
-    Shape,
-    Truncated,
     footer_size,
+    footer_too_large,
+    not_arrow,
     read_footer,
     require_inside,
     require_stream,
 )
-from fmsdata.formats.arrow.large import documents_layout, rows_layout
-from fmsdata.formats.arrow.runs import LAST_GAPS, START, STOP, WASTE, FooterList, Runs, TokenCount, find_bounds
-from fmsdata.formats.arrow.scan import SMALL, WINDOW, Held, Scan
-from fmsdata.formats.arrow.slices import BODY, NULLS, ROWS, TOKENS, BatchTable, Slices, stored
+from fmsdata.formats.arrow.runs import LAST_GAPS, START, STOP, Runs, find_bounds
+from fmsdata.formats.arrow.scan import WINDOW, FooterList, Scan
+from fmsdata.formats.arrow.slices import NULLS, ROWS, SMALL, TOKENS, BatchTable, Slices
 from fmsdata.formats.base import Layout, Reading
 
-TAIL = 1 << 14  # bytes to read first, at the end
-MANY = 8  # record batches, of which not each is asked how many rows it has
+TAIL = 1 << 14  # bytes at the end of a file that are read first
+HEAD = 1 << 12  # bytes at the start of a file that are read for its schema
+ROOT = 1 << 9  # bytes at the start of a footer that say where its parts are
+FEW = 8  # record batches whose metadata is always read with the layout
 
 
 def read_arrow_layout(
     name: str, size: int, column: str | None, bounds: Sequence[int], dense: bool = False
 ) -> Reading[Layout]:
-    """The layout of an Arrow file of `size` bytes. (`fmsdata.readers.ranges.read_layout` says more.)"""
-    with Guarded(name, NOT_WHOLE):
-        if size <= 0:
-            raise Truncated("it is empty")
+    """The layout of an Arrow file of `size` bytes, see `fmsdata.formats.read_layout`."""
+    if size <= 0:
+        refuse_stream(name, memoryview(b""))
     tail = Range(max(0, size - TAIL) & -8, size)
-    (data,) = yield [tail]
-    held = Held(tail.start, memoryview(data))
-    wanted = np.array(bounds, np.int64)
-    if held.data[-len(MAGIC) :] == MAGIC and size >= 18:
-        return (yield from _from_footer(name, size, column, wanted, dense, held))
-    return (yield from _from_stream(name, size, column, wanted, dense, held))
-
-
-def _from_footer(name: str, size: int, column: str | None, bounds: Ints, dense: bool, held: Held) -> Reading[Layout]:
+    fetched = Fetched()
+    fetched.add([tail], (yield [tail]))
+    data = fetched.get(tail)
+    if size < 18 or data[-len(MAGIC) :] != MAGIC:
+        (head,) = yield from fetched.read([Range(0, min(PREFIX, size))])
+        refuse_stream(name, head)
     with Guarded(name, NOT_WHOLE):
-        length = footer_size(held.data, size)
-        if length > max(size // 2, WINDOW):  # record batches are longer than what the footer has of them
-            raise Truncated(f"its footer can't have {length} bytes")
-    if length > len(held.data):
-        if not dense or length * WASTE > size:
-            large = yield from documents_layout(name, size, column, length)
-            if large is not None:
-                return large
-        start = size - length & -8
-        (more,) = yield [Range(start, held.base)]
-        held = Held(start, memoryview(b"".join([more, held.data])))
+        length = footer_size(data, size)
+        if length > max(size // 2, WINDOW):  # record batches are longer than their entries in the footer
+            raise footer_too_large(length)
+    if length > len(data):
+        if not (dense and worth_bridging(length, size)):
+            documents = yield from _read_documents(name, size, column, length)
+            if documents is not None:
+                return documents
+        tail = Range(size - length & -8, size)
+        (more,) = yield [Range(tail.start, size - len(data))]
+        data = memoryview(b"".join([more, data]))
+        fetched = Fetched()
+        fetched.add([tail], [data])
     with Guarded(name, NOT_WHOLE):
-        footer = held.data[len(held.data) - length :]
+        footer = data[len(data) - length :]
         messages, place = read_footer(footer)
         require_inside(messages, size)
         schema = pa.ipc.open_file(pa.py_buffer(b"".join([MAGIC, b"\0\0", footer]))).schema
     scan = Scan(size, TokenColumn(schema, column, name))
-    if scan.column.listed:
-        if MANY < len(messages) < 2 * len(bounds):  # else blocks are many record batches
-            large = yield from rows_layout(scan, messages, int(bounds[-1]), dense)
-            if large is not None:
-                return large
-        table = BatchTable(scan)
-        yield from scan.listed(messages, table.add, held)
-        return _of_lists(scan, table.rows(), bounds, dense)
     footer_list = FooterList(scan, size - length + place, len(messages))
-    return Runs(scan, messages, np.arange(len(messages) + 1), bounds, footer_list, None)
-
-
-def _from_stream(name: str, size: int, column: str | None, bounds: Ints, dense: bool, held: Held) -> Reading[Layout]:
-    (data,) = yield from held.read([Range(0, min(TAIL, size))])
-    with Guarded(name, NOT_WHOLE):
-        if data[: len(MAGIC)] == MAGIC:
-            raise Truncated("the end is missing")
-        require_stream(data)
-        length = PREFIX + struct.unpack_from("<i", data, 4)[0]
-        if length > size:
-            raise Truncated(NO_END)
-        if not PREFIX < length <= WINDOW:
-            raise Truncated("no message at byte 0")
-    if length > len(data):
-        (more,) = yield [Range(0, length)]
-        data = memoryview(more)
-    with Guarded(name, NOT_WHOLE):
-        schema = pa.ipc.open_stream(pa.py_buffer(data[:length])).schema
-    scan = Scan(size, TokenColumn(schema, column, name))
+    needed = np.array(bounds, np.int64)
     if scan.column.listed:
-        table = BatchTable(scan)
-        yield from scan.stream(length, table.add, Held(0, data))
-        return _of_lists(scan, table.rows(), bounds, dense)
-    count = TokenCount(scan)
-    found = [np.empty((0, 3), np.int64)]
-
-    def visit(which: Ints, messages: Ints, nodes: Ints, buffers: Ints, shape: Shape) -> None:
-        found.append(messages)
-        count.add(which, messages, nodes, buffers, shape)
-
-    yield from scan.stream(length, visit, Held(0, data))
-    messages = np.concatenate(found)
-    tokens = None if count.nulls else count.tokens
-    return Runs(scan, messages, np.arange(len(messages) + 1), bounds, None, tokens)
+        return (yield from _read_lists(scan, footer_list, BatchTable(scan, messages), needed, dense, fetched))
+    table = find_bounds(messages, np.arange(len(messages) + 1), needed)
+    return Runs(scan, footer_list, len(messages), None if len(messages) else 0, table)
 
 
-def _of_lists(scan: Scan, rows: Ints, bounds: Ints, dense: bool) -> Layout:
-    """Runs where they fetch little in vain, or where slices would be so small that requests cost more; else slices."""
+def refuse_stream(name: str, head: memoryview) -> None:
+    """Raise if a remote file does not start as an Arrow file: it is damaged, or a stream."""
+    if head[: len(MAGIC)] == MAGIC:
+        return
+    with Guarded(name, NOT_WHOLE):
+        require_stream(head)
+    raise DataError(
+        f"{name}: this is an Arrow stream, which has no index, so it can only be read from a local disk; rewrite it "
+        "in the Arrow file format (with `fmsdata.prepare.write_shard`, or with `pyarrow.ipc.new_file` instead of "
+        "`new_stream`), or copy the corpus to a local disk"
+    )
+
+
+def _read_documents(name: str, size: int, column: str | None, footer: int) -> Reading[Layout | None]:
+    """The layout of a file whose record batches are documents, without reading its long footer.
+
+    None if it is another kind of file. `footer` is the number of bytes from the footer to the end.
+    """
+    begin = size - footer
+    root, head = yield [Range(begin, min(begin + ROOT, size)), Range(0, min(size, HEAD))]
+    with Guarded(name, NOT_WHOLE):
+        if bytes(head[: len(MAGIC)]) != MAGIC:
+            raise not_arrow()
+        place, count = Table.root(memoryview(root), 0).vector(3)
+        if not 0 < place <= footer - count * BLOCK.itemsize:
+            raise Truncated("its footer is damaged")
+        schema_size = PREFIX + int(np.frombuffer(head[12:16], "<i4")[0])
+        if not PREFIX < schema_size <= size - 8:
+            raise Truncated("its schema is missing")
+    if 8 + schema_size > len(head):
+        (head,) = yield [Range(0, 8 + schema_size)]
+    with Guarded(name, NOT_WHOLE):
+        schema = pa.ipc.read_schema(pa.py_buffer(bytes(head[8 : 8 + schema_size])))
+    scan = Scan(size, TokenColumn(schema, column, name))
+    return None if scan.column.listed else Runs(scan, FooterList(scan, begin + place, count), count)
+
+
+def _read_lists(
+    scan: Scan, footer: FooterList, table: BatchTable, bounds: Ints, dense: bool, fetched: Fetched
+) -> Reading[Layout]:
+    """The layout of a file whose rows are documents."""
+    batches = footer.count
+    regular = FEW < batches < 2 * len(bounds) and (yield from table.guess_rows(int(bounds[-1]), fetched))
+    if not regular:
+        yield from table.read_all(fetched)
     with Guarded(scan.column.name):
-        first_row = scan.column.first_rows(rows[:, ROWS])
-    tokens = None if rows[:, NULLS].any() else int(rows[:, TOKENS].sum())  # a null row may hide values
-    messages = rows[:, : BODY + 1]
-    blocks = find_bounds(messages, first_row, bounds)
+        first_row = scan.column.first_rows(table.rows[:, ROWS])
+    if regular:
+        return Slices(table, first_row, None, dense=dense)
+    tokens = None if table.rows[:, NULLS].any() else int(table.rows[:, TOKENS].sum())  # a null row may hide values
+    # Whole record batches, if they are so small that the requests for slices would cost more than
+    # the bytes that are fetched without need.
+    blocks = find_bounds(table.messages, first_row, bounds)
     in_runs = int((blocks[1:, STOP] - blocks[:-1, START]).sum())
-    whole, needed = int(messages[:, 1:].sum()), int(stored(rows).sum())
-    in_order = not blocks[-1, LAST_GAPS]
-    if tokens is not None and in_order and (in_runs - whole) * WASTE <= whole and in_runs - needed <= len(rows) * SMALL:
-        return Runs(scan, messages, first_row, bounds, None, tokens)
-    return Slices(scan, rows, first_row, tokens, dense)
+    whole, in_order = int(table.messages[:, 1:].sum()), not blocks[-1, LAST_GAPS]
+    small = in_runs - table.stored() <= batches * SMALL
+    if tokens is not None and in_order and small and worth_bridging(in_runs - whole, whole):
+        return Runs(scan, footer, int(first_row[-1]), tokens, blocks)
+    return Slices(table, first_row, tokens, dense=dense)

@@ -1,49 +1,27 @@
-"""The metadata of a remote Arrow file's record batches, read as ranges.
-
-A footer tells where every record batch is, so their metadata is asked for at once. A stream has none and is walked
-from message to message, in windows: large ones where messages are small, small ones where bodies can be jumped over.
-"""
+"""A remote Arrow file: the record batches that its footer lists, and their metadata, as ranges."""
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 
 from fmsdata.core.keys import Ints, offsets
-from fmsdata.core.ranges import Range
+from fmsdata.core.ranges import Range, join
 from fmsdata.formats.arrow.column import TokenColumn
-from fmsdata.formats.arrow.framing import NO_END, NOT_WHOLE, PREFIX, Guarded, Metadata, Shape, Truncated, Walker, moved
+from fmsdata.formats.arrow.damage import Guarded
+from fmsdata.formats.arrow.fetched import Fetched
+from fmsdata.formats.arrow.framing import BLOCK, Walker, listed_messages, moved, no_record_batch, require_inside
+from fmsdata.formats.arrow.metadata import Metadata, Shape
 from fmsdata.formats.base import Reading
 
-SMALL = 1 << 16  # bytes that are worth less than another request
-BRIDGED = 1 << 12  # bytes between what is read of a file that are read along
-WINDOW = 8 << 20  # no range of a scan is longer
-STEP = 32 << 20  # bytes asked for at once
-JUMP = 1 << 20  # bytes that are worth more than waiting for another request
-# Is given which record batches these are, where they lie, their nodes, their buffers (places in the file) and shape.
-Visit: TypeAlias = Callable[[Ints, Ints, Ints, Ints, Shape], None]
-
-
-class Held(NamedTuple):
-    """Bytes of the file that are there already."""
-
-    base: int = 0
-    data: memoryview = memoryview(b"")
-
-    def read(self, ranges: list[Range]) -> Reading[list[memoryview]]:
-        """Like asking for these ranges, but only for what is not there."""
-        behind = self.base + len(self.data)
-        missing = [one for one in ranges if one.start < self.base or one.stop > behind]
-        fetched = iter((yield missing) if missing else [])
-        return [
-            memoryview(next(fetched))
-            if start < self.base or stop > behind
-            else self.data[start - self.base :][: stop - start]
-            for start, stop in ranges
-        ]
-
-
-NOTHING = Held()
+BRIDGED = 1 << 12  # bytes of a gap between the metadata of two record batches that are read along
+WINDOW = 8 << 20  # bytes of the longest range
+STEP = 32 << 20  # bytes requested at once
+LISTED = WINDOW // BLOCK.itemsize  # entries of a footer's list that are read at once
+# Called with the numbers of record batches, their nodes, their buffers (as places in the file) and
+# their shape.
+Visit: TypeAlias = Callable[[Ints, Ints, Ints, Shape], None]
 
 
 class Scan:
@@ -56,56 +34,66 @@ class Scan:
         self.walker = Walker()
         self._shape: Shape | None = None
 
-    def listed(self, messages: Ints, visit: Visit, held: Held = NOTHING) -> Reading[None]:
-        """Visit record batches whose places are known."""
-        if not len(messages):
+    def read(self, messages: Ints, which: Ints, visit: Visit, fetched: Fetched | None = None) -> Reading[None]:
+        """Read the metadata of the record batches in `which`, all at once or in large steps."""
+        if not len(which):
             return
         with Guarded(self.column.name):
-            if (large := messages[:, 1] > WINDOW // 2).any():
-                raise Truncated(f"no record batch at byte {messages[large][0, 0]}")
-        order = np.argsort(messages[:, 0], kind="stable")
-        start, stop = messages[order, 0] & -8, messages[order, :2].sum(axis=1)
-        apart = (start[1:] - stop[:-1] > BRIDGED) | (stop[1:] // (WINDOW // 2) != stop[:-1] // (WINDOW // 2))
-        first = np.concatenate([[0], np.flatnonzero(apart) + 1])
-        starts, stops = start[first], np.maximum.reduceat(stop, first)
-        ranges = list(map(Range, starts.tolist(), stops.tolist()))
-        groups = np.split(order, first[1:])
-        step = offsets(stops - starts)[:-1] // STEP
-        for some in np.split(np.arange(len(ranges)), np.flatnonzero(np.diff(step)) + 1):
-            begin, end = int(some[0]), int(some[-1]) + 1
-            fetched = yield from held.read(ranges[begin:end])
-            for which, asked, data in zip(groups[begin:end], ranges[begin:end], fetched, strict=True):
-                self._visit(which, data, asked.start, moved(messages[which], -asked.start), visit)
+            if (large := messages[which, 1] > WINDOW // 2).any():
+                raise no_record_batch(messages[which[large][0], 0])
+        fetched = Fetched() if fetched is None else fetched
+        which = which[np.argsort(messages[which, 0], kind="stable")]
+        start, stop = messages[which, 0] & -8, messages[which, :2].sum(axis=1)
+        apart = (start[1:] - stop[:-1] > BRIDGED) | (np.diff(stop // (WINDOW // 2)) != 0)
+        ranges, first = join(start, stop, apart)
+        groups = np.split(which, first[1:])
+        step = offsets(np.array([stop - start for start, stop in ranges]))[:-1] // STEP
+        for begin, end in pairwise([0, *(np.flatnonzero(np.diff(step)) + 1).tolist(), len(ranges)]):
+            data = yield from fetched.read(ranges[begin:end])
+            for group, asked, part in zip(groups[begin:end], ranges[begin:end], data, strict=True):
+                self.parse(messages, group, part, asked.start, visit)
 
-    def stream(self, position: int, visit: Visit, held: Held) -> Reading[None]:
-        """Visit all record batches of a stream from a message on, of which some bytes are there."""
-        count, window = 0, SMALL
-        base, data = held
-        while True:
-            with Guarded(self.column.name, NOT_WHOLE):
-                walked = self.walker.walk(data, position - base, base)
-                behind = base + walked.position
-                if not walked.ended and (
-                    behind + PREFIX > self.size or (behind == position and base + len(data) == self.size)
-                ):
-                    raise Truncated(NO_END)
-                if behind == position and not walked.ended and window == WINDOW:
-                    raise Truncated(f"no message at byte {position}")
-            self._visit(np.arange(count, count + len(walked.messages)), data, base, walked.messages, visit)
-            if walked.ended:
-                return
-            count += len(walked.messages)
-            window = SMALL if behind - base - len(data) >= JUMP else min(2 * window, WINDOW)
-            position, base = behind, behind & -8
-            (data,) = yield from held.read([Range(base, min(base + window, self.size))])
-
-    def _visit(self, which: Ints, data: memoryview, base: int, messages: Ints, visit: Visit) -> None:
-        if not len(messages):
-            return
+    def parse(self, messages: Ints, which: Ints, data: memoryview, base: int, visit: Visit) -> None:
+        """Parse metadata that was fetched. `base` is the data's first byte in the file."""
+        here = moved(messages[which], -base)
         with Guarded(self.column.name):
             if self._shape is None:
-                self._shape = self.metadata.shape(data, messages, base)
+                self._shape = self.metadata.shape(data, here, base)
                 self.column.require(self._shape)
-            nodes, buffers = self.metadata.read(data, messages, self._shape, base)
+            nodes, buffers = self.metadata.read(data, here, self._shape, base)
             buffers[:, :, 0] += base
-            visit(which, moved(messages, base), nodes, buffers, self._shape)
+            visit(which, nodes, buffers, self._shape)
+
+
+class FooterList:
+    """The footer's list of record batches, of which parts are read when they are needed."""
+
+    def __init__(self, scan: Scan, offset: int, count: int) -> None:
+        self._scan, self._offset, self.count = scan, offset, count
+
+    def read(self, first: int, stop: int) -> Reading[Ints]:
+        """The record batches `first` to `stop - 1`."""
+        parts = [np.empty((0, 3), np.int64)]
+        for begin, end in pairwise([*range(first, stop, LISTED), stop]):
+            (data,) = yield [Range(*(self._offset + entry * BLOCK.itemsize for entry in (begin, end)))]
+            with Guarded(self._scan.column.name):
+                parts.append(listed_messages(memoryview(data), end - begin))
+                require_inside(parts[-1], self._scan.size)
+        return np.concatenate(parts)
+
+    def tokens(self) -> Reading[int]:
+        """The number of tokens, where each record batch is a document."""
+        column, total = self._scan.column, 0
+
+        def count(_: Ints, nodes: Ints, buffers: Ints, shape: Shape) -> None:
+            nonlocal total
+            if nodes[:, column.node, 1].any():
+                raise column.null_tokens()
+            if column.are_plain(nodes, shape).all():
+                column.documents(nodes, buffers)  # raises if they are shorter than they say
+            total += int(nodes[:, column.node, 0].sum())
+
+        for begin in range(0, self.count, LISTED):
+            messages = yield from self.read(begin, min(begin + LISTED, self.count))
+            yield from self._scan.read(messages, np.arange(len(messages)), count)
+        return total

@@ -1,9 +1,10 @@
 """Arrow IPC shards, file or stream format, mapped and never copied.
 
-Two layouts: a primitive integer column, where each record batch is one document; and a list column, where
-each row is one. In both, documents are located from the metadata and the list offsets, with a few array
-operations per block, and their tokens are places in the file seen as one array. Only what is compressed or
-has nulls goes through pyarrow's decoding.
+There are two layouts: a primitive integer column, where each record batch is a document; and a list
+column, where each row is a document. In both, a few array operations per block locate documents
+from the metadata and the list offsets. The whole file is seen as one array of tokens, and a
+document is a part of it. Only record batches that are compressed or have nulls are decoded by
+pyarrow.
 """
 
 from bisect import bisect_left, bisect_right
@@ -18,13 +19,15 @@ from fmsdata.core.blocks import Block
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.core.tokens import Tokens
 from fmsdata.formats.arrow.column import TokenColumn
-from fmsdata.formats.arrow.framing import NOT_WHOLE, Guarded, Metadata, Shape, read_framing
+from fmsdata.formats.arrow.damage import NOT_WHOLE, Guarded
+from fmsdata.formats.arrow.framing import read_framing
+from fmsdata.formats.arrow.metadata import Metadata, Shape
 
 
 class Batches:
-    """Record batches in memory: how many documents they have, and any run of them.
+    """Record batches in memory, and their documents.
 
-    `messages` tells where in the buffer they are, and `base` where in the file the buffer begins.
+    `messages` are their places in the buffer. `base` is the buffer's first byte in the file.
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class Batches:
         self.whole: Tokens = self._as_array(column.dtype)
         self._ends = self._as_array(column.ends)  # list offsets are among these
         self._first_row: Sequence[int] = range(len(messages) + 1)
-        self.known_tokens: int | None = None if len(messages) else 0  # what the file need not be read for
+        self.known_tokens: int | None = None if len(messages) else 0
         self._shape = Shape(0, 0, compressed=False)
         self._plain: list[bool] = []
         if not len(messages):
@@ -64,7 +67,7 @@ class Batches:
 
     @property
     def plain(self) -> bool:
-        """Whether the tokens lie there as they are."""
+        """Whether the tokens are stored as they are, so that reading decodes nothing."""
         return not self._shape.compressed and (not self._column.listed or all(self._plain))
 
     def read(self, first: int, stop: int) -> Block[Tokens]:
@@ -105,16 +108,16 @@ class Batches:
             start, length = column.rows(ends, *self._buffers[batch][column.values])
             starts.append(start)
             lengths.append(length)
-        start, length = (some[0] if len(some) == 1 else np.concatenate(some) for some in (starts, lengths))
+        start, length = (found[0] if len(found) == 1 else np.concatenate(found) for found in (starts, lengths))
         return Block([self.whole], np.zeros(len(start), np.int64), start, length)
 
     def _decoded(self, begin: int, end: int) -> Block[Tokens]:
-        """The same by pyarrow, for record batches whose bytes are not plainly the tokens."""
+        """All documents of record batches that pyarrow has to decode."""
         arrays: list[Tokens] = []
         starts: list[Ints] = []
         lengths: list[Ints] = []
         for batch in range(begin, end):
-            column: Any = self._decode(batch)  # of whichever kind of array the shard's type has
+            column: Any = self._decode(batch)  # its kind of array depends on the shard's type
             if self._column.listed:
                 if not len(column):  # pyarrow ends the process over damaged list offsets of no rows
                     continue
@@ -134,18 +137,18 @@ class Batches:
         offset, metadata, body = self._messages[batch].tolist()
         message = self._buffer.slice(offset, metadata + body)
         with Guarded(self._column.name):
-            batches = pa.ipc.read_record_batch(pa.ipc.read_message(message), self._column.schema)
-            column = batches.column(self._column.index)
+            decoded = pa.ipc.read_record_batch(pa.ipc.read_message(message), self._column.schema)
+            column = decoded.column(self._column.index)
             column.validate(full=True)
         return column
 
     def _as_array(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """All of the buffer as one array; Arrow aligns what is in a file to 8 bytes."""
+        """The whole buffer as one array. (Arrow aligns everything in a file to 8 bytes.)"""
         return np.frombuffer(self._data, dtype, self._buffer.size // np.dtype(dtype).itemsize)
 
 
 class ArrowShard(Batches):
-    """One Arrow file: how many documents it has, and any run of them.
+    """One Arrow file and its documents.
 
     >>> shard = ArrowShard(buffer, "part-0.arrow")    # doctest: +SKIP
     >>> shard.read(0, 100).length.sum()               # doctest: +SKIP
@@ -159,5 +162,5 @@ class ArrowShard(Batches):
         super().__init__(TokenColumn(schema, column, name), Metadata(), buffer, messages)
 
     def tokens(self) -> int:
-        """All tokens of the shard."""
+        """The number of tokens in the shard."""
         return int(self.read(0, self.documents).length.sum()) if self.known_tokens is None else self.known_tokens

@@ -1,112 +1,172 @@
 """Blocks of a remote Arrow file that are parts of record batches of lists.
 
-A block is slices of their list offsets and values. First the list offsets are asked for, where a batch is cut, because
-they tell which values to ask for; other columns are left where they are. What is kept of the file is where these
-things are in each record batch.
+A block takes two steps: the list offsets of its documents say which values to ask for. Other
+columns are left out. Both steps need the metadata of the record batches. It was read with the
+layout, or it is read with the first block that needs it, together with the list offsets, which are
+most often right behind it.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from fmsdata.core.blocks import Block
 from fmsdata.core.keys import Ints, offsets
-from fmsdata.core.ranges import Range
+from fmsdata.core.ranges import Range, merge, worth_bridging
 from fmsdata.core.tokens import Tokens
-from fmsdata.formats.arrow.framing import Guarded, Shape
-from fmsdata.formats.arrow.runs import OWN, WASTE, read_batches, together
-from fmsdata.formats.arrow.scan import SMALL, WINDOW, Scan
-from fmsdata.formats.base import Data, Read, Reading
+from fmsdata.errors import DataError
+from fmsdata.formats.arrow.damage import Guarded
+from fmsdata.formats.arrow.fetched import Fetched, in_parts
+from fmsdata.formats.arrow.metadata import Shape
+from fmsdata.formats.arrow.runs import OWN, concatenate, read_batches
+from fmsdata.formats.arrow.scan import WINDOW, Scan
+from fmsdata.formats.base import Reading
 
-# What is kept of a record batch: where it is; how many rows, null rows and tokens it has; whether the tokens lie there
-# as they are, and if so, where the list offsets and the values are, and their sizes.
-OFFSET, METADATA, BODY, ROWS, NULLS, TOKENS, PLAIN, TABLE, TABLE_SIZE, VALUES, VALUES_SIZE = range(11)
-MANY = 8  # ranges of a block from which on small gaps between them are bridged too
+# The columns of a table of record batches: the place of each, and its number of rows; from its
+# metadata, whether it is plain (its tokens are stored as they are), and its null rows and tokens;
+# if it is plain, the places and sizes of its list offsets and values.
+OFFSET, METADATA, BODY, ROWS, PLAIN, NULLS, TOKENS, TABLE, TABLE_SIZE, VALUES, VALUES_SIZE = range(11)
+UNKNOWN = -1  # in PLAIN: the metadata was not read yet; in ROWS: any number is right
+SMALL = 1 << 16  # bytes that cost less than another request
+MANY = 8  # ranges of a block; if there are more, all gaps up to SMALL are bridged
 
 
 class BatchTable:
-    """Gathers what is kept of record batches, as they are scanned."""
+    """What is known of each record batch of a file."""
 
-    def __init__(self, scan: Scan) -> None:
-        self._scan = scan
-        self._found: list[tuple[Ints, Ints]] = []
+    def __init__(self, scan: Scan, messages: Ints) -> None:
+        self.scan = scan
+        self.rows = np.zeros((len(messages), VALUES_SIZE + 1), np.int64)
+        self.rows[:, : BODY + 1] = messages
+        self.rows[:, [ROWS, PLAIN]] = UNKNOWN
 
-    def add(self, which: Ints, messages: Ints, nodes: Ints, buffers: Ints, shape: Shape) -> None:
-        column = self._scan.column
-        rows = np.zeros((len(which), VALUES_SIZE + 1), np.int64)
-        rows[:, : BODY + 1] = messages
-        rows[:, ROWS : NULLS + 1] = nodes[:, column.node]
+    @property
+    def messages(self) -> Ints:
+        return self.rows[:, : BODY + 1]
+
+    def read_all(self, fetched: Fetched) -> Reading[None]:
+        """Read all metadata that was not read yet."""
+        unknown = np.flatnonzero(self.rows[:, PLAIN] == UNKNOWN)
+        yield from self.scan.read(self.messages, unknown, self._add, fetched)
+
+    def guess_rows(self, documents: int, fetched: Fetched) -> Reading[bool]:
+        """Read the metadata of the first and the last record batch, and infer the rows of all.
+
+        Writers give all record batches but the last the same number of rows. If that adds up to the
+        number of documents, it is taken as true, and checked when a record batch is read. Returns
+        whether it adds up.
+        """
+        yield from self.scan.read(self.messages, np.array([0, len(self.rows) - 1]), self._add, fetched)
+        first, last = self.rows[[0, -1], ROWS].tolist()
+        regular: bool = documents == (len(self.rows) - 1) * first + last and 0 < last <= first
+        if regular:
+            self.rows[1:-1, ROWS] = first
+        return regular
+
+    def stored(self) -> int:
+        """The number of bytes that are fetched to read all tokens."""
+        plain = self.rows[:, TABLE_SIZE] + self.rows[:, VALUES_SIZE]
+        return int(np.where(self.rows[:, PLAIN] == 1, plain, self.messages[:, 1:].sum(axis=1)).sum())
+
+    def parse(self, number: int, data: memoryview) -> None:
+        """Parse the metadata of a record batch that was fetched."""
+        self.scan.parse(self.messages, np.array([number]), data, int(self.rows[number, OFFSET]), self._add)
+
+    def _add(self, which: Ints, nodes: Ints, buffers: Ints, shape: Shape) -> None:
+        column = self.scan.column
+        expected, found = self.rows[which, ROWS], nodes[:, column.node, 0]
+        if (wrong := (expected != UNKNOWN) & (found != expected)).any():
+            raise DataError(
+                f"{column.name}: a record batch has {found[wrong][0]} rows, but the first and the last batch and the "
+                f"counts imply {expected[wrong][0]}; write the file again, with the same number of rows in all record "
+                "batches but the last"
+            )
         plain = column.are_plain(nodes, shape)
-        rows[:, PLAIN] = plain
+        rows = self.rows[which]
+        rows[:, ROWS], rows[:, NULLS], rows[:, PLAIN] = found, nodes[:, column.node, 1], plain
         rows[:, TOKENS] = column.row_tokens(nodes, buffers, plain)
         if plain.any():
             if column.fixed_size is None:
                 rows[:, TABLE : TABLE_SIZE + 1] = buffers[:, column.table]
             rows[:, VALUES : VALUES_SIZE + 1] = buffers[:, column.values]
-        self._found.append((which, rows))
-
-    def rows(self) -> Ints:
-        """One for each record batch, in the order that the file says."""
-        if not self._found:
-            return np.zeros((0, VALUES_SIZE + 1), np.int64)
-        which, rows = map(np.concatenate, zip(*self._found, strict=True))
-        return rows[np.argsort(which)]
+        self.rows[which] = rows
 
 
-def stored(rows: Ints) -> Ints:
-    """How many bytes of record batches hold their tokens."""
-    plain = rows[:, TABLE_SIZE] + rows[:, VALUES_SIZE]
-    return np.where(rows[:, PLAIN], plain, rows[:, METADATA] + rows[:, BODY])
+@dataclass
+class _Part:
+    """The rows of one record batch that are in a block: `count` of them, from `row` on."""
+
+    number: int  # of the record batch
+    batch: list[int]  # its row in the table
+    row: int
+    count: int
+    whole: bool  # whether all of the record batch's tokens are fetched
+    start: Ints = field(init=False)  # of each row, in tokens from the start of the file
+    length: Ints = field(init=False)
+    values: Range = field(init=False)  # the place of all its tokens
+
+    @property
+    def known(self) -> bool:
+        return self.batch[PLAIN] != UNKNOWN
+
+    @property
+    def plain(self) -> bool:
+        return self.batch[PLAIN] == 1
+
+    @property
+    def cut(self) -> bool:
+        """Whether its list offsets must be known before its tokens can be requested."""
+        return self.plain and not self.whole
+
+    def message(self, *, body: bool) -> Range:
+        offset, metadata, size = self.batch[: BODY + 1]
+        return Range(offset, offset + metadata + (size if body else 0))
 
 
 class Slices:
     """Blocks that are parts of record batches of lists.
 
-    `dense`: the list offsets of a record batch are asked for all at once, and kept for its other blocks.
+    With `dense`, the list offsets of a record batch are fetched all at once, and kept for its other
+    blocks.
     """
 
-    def __init__(self, scan: Scan, table: Ints, first_row: Ints, tokens: int | None, dense: bool) -> None:
-        self.documents = int(first_row[-1])
-        self.known_tokens = tokens
-        self.nbytes = OWN + table.nbytes + first_row.nbytes
-        self._scan = scan
-        self._column = scan.column
-        self._table = table
-        self._first_row = first_row
-        self._kept: dict[int, Data] | None = {} if dense else None  # lists of offsets, by where they are
-        if dense:
-            self.nbytes += scan.column.ends.itemsize * self.documents
+    def __init__(self, table: BatchTable, first_row: Ints, tokens: int | None, *, dense: bool) -> None:
+        self.documents, self.known_tokens = int(first_row[-1]), tokens
+        self._scan, self._column = table.scan, table.scan.column
+        self._table, self._first_row = table, first_row
+        self._alone = len(self._column.schema.names) == 1  # whether there are no other columns
+        self._whole_is_quicker = self._alone and self._column.fixed_size is None  # it takes one step, not two
+        self._dense = dense and self._column.fixed_size is None
+        self._kept: dict[int, Ints] = {}  # list offsets, by record batch
+        self.nbytes = OWN + table.rows.nbytes + first_row.nbytes
+        if self._dense:
+            self.nbytes += self._column.ends.itemsize * self.documents
 
     def block(self, first: int, stop: int) -> Reading[Block[Tokens]]:
-        parts = list(self._parts(first, stop))
-        cut = [part for part in parts if not part.whole]
-        wanted = [] if self._column.fixed_size is not None else cut
-        if self._kept is None:
-            tables = yield from fetch([self._table_of(part) for part in wanted])
-        else:
-            whole = sorted(self._table_of(_Part(part.batch, 0, part.batch[ROWS])) for part in wanted)
-            missing = [one for one in whole if one.start not in self._kept]
-            found = (yield missing) if missing else []
-            self._kept.update(zip((one.start for one in missing), found, strict=True))
-            tables = _Fetched(whole, [self._kept[one.start] for one in whole])
-        for part in cut:
-            self._locate(part, tables)
-        fetched = yield from fetch([one for part in parts for one in self._ranges(part)])
+        parts, fetched = self._parts(first, stop), Fetched()
+        unknown = [part for part in parts if not part.known]
+        yield from _fetch([each for part in parts for each in self._lookups(part)], fetched)
+        for part in unknown:
+            self._table.parse(part.number, fetched.get(part.message(body=False)))
+            part.batch = self._table.rows[part.number].tolist()
+        if unknown:  # seldom: their list offsets were not where they were expected
+            yield from _fetch([each for part in unknown for each in self._lookups(part)], fetched)
         for part in parts:
-            if part.whole and part.plain:
+            if part.cut:
                 self._locate(part, fetched)
-        return together(self._read(part, fetched) for part in parts)
+        yield from _fetch([each for part in parts for each in self._contents(part)], fetched)
+        for part in parts:
+            if part.plain and part.whole:
+                self._locate(part, fetched)
+        return concatenate(self._read(part, fetched) for part in parts)
 
     def tokens(self) -> Reading[int]:
         if self.known_tokens is not None:
             return self.known_tokens
         total = 0
-        rows, sizes = self._first_row.tolist(), offsets(self._table[:, METADATA] + self._table[:, BODY])
+        rows, sizes = self._first_row.tolist(), offsets(self._table.messages[:, 1:].sum(axis=1))
         batch = 0
-        while batch < len(self._table):
+        while batch < len(rows) - 1:
             behind = max(batch + 1, int(np.searchsorted(sizes, sizes[batch] + WINDOW, "right")) - 1)
             if rows[batch] < rows[behind]:
                 block = yield from in_parts(self.block(rows[batch], rows[behind]), WINDOW)
@@ -114,127 +174,97 @@ class Slices:
             batch = behind
         return total
 
-    def _parts(self, first: int, stop: int) -> Iterator["_Part"]:
-        begin = int(np.searchsorted(self._first_row, first, "right")) - 1
-        end = int(np.searchsorted(self._first_row, stop, "left"))
-        for batch, low in zip(self._table[begin:end].tolist(), self._first_row[begin:end].tolist(), strict=True):
-            row, behind = max(first - low, 0), min(stop - low, batch[ROWS])
+    def _parts(self, first: int, stop: int) -> list[_Part]:
+        begin = int(self._first_row.searchsorted(first, "right")) - 1
+        end = int(self._first_row.searchsorted(stop, "left"))
+        low = self._first_row[begin : end + 1].tolist()
+        rows = low[-1] - low[0]
+        nearly_all = self._whole_is_quicker and worth_bridging(rows - (stop - first), rows)
+        parts = []
+        for number, batch in enumerate(self._table.rows[begin:end].tolist(), begin):
+            row, behind = max(first - low[number - begin], 0), min(stop - low[number - begin], batch[ROWS])
             if row < behind:
-                yield _Part(batch, row, behind - row)
+                whole = nearly_all or behind - row == batch[ROWS]
+                parts.append(_Part(number, batch, row, behind - row, whole))
+        return parts
 
-    def _table_of(self, part: "_Part") -> Range:
-        """Where the list offsets of these rows are."""
+    def _lookups(self, part: _Part) -> list[Range]:
+        """What to fetch before the tokens of a part can be requested."""
+        if not part.known:
+            return self._guesses(part)
+        if not part.cut or self._column.fixed_size is not None or part.number in self._kept:
+            return []
+        return [self._list_offsets(part, *self._looked_up(part))]
+
+    def _guesses(self, part: _Part) -> list[Range]:
+        """The metadata of a record batch, and its list offsets where they most often are."""
+        if part.whole and self._alone:
+            return [part.message(body=True)]
+        (offset, head), body, rows = part.message(body=False), part.batch[BODY], part.batch[ROWS]
+        width = self._column.ends.itemsize
+        if self._column.fixed_size is not None or (rows + 1) * width > body:
+            return [Range(offset, head)]
+        row, count = self._looked_up(part)
+        table = Range(head + row * width, head + (row + count + 1) * width)
+        near = worth_bridging(row * width, body * count // rows)
+        return [Range(offset, table.stop)] if near else [Range(offset, head), table]
+
+    def _looked_up(self, part: _Part) -> tuple[int, int]:
+        """The first and the number of rows whose list offsets are fetched."""
+        return (0, part.batch[ROWS]) if self._dense else (part.row, part.count)
+
+    def _list_offsets(self, part: _Part, row: int, count: int) -> Range:
+        """The place of the list offsets of some rows."""
         place, width = part.batch[TABLE], self._column.ends.itemsize
         with Guarded(self._column.name):
             self._column.require_table(place, part.batch[TABLE_SIZE], part.batch[ROWS])
-        return Range(place + part.row * width, place + (part.row + part.count + 1) * width)
+        return Range(place + row * width, place + (row + count + 1) * width)
 
-    def _locate(self, part: "_Part", fetched: "_Fetched") -> None:
-        """Where each of these rows starts, in tokens from the start of the file, and how long it is."""
-        if self._column.fixed_size is not None:
-            ends = np.arange(part.row, part.row + part.count + 1) * self._column.fixed_size
-        else:
-            with Guarded(self._column.name):
-                table = fetched.get(self._table_of(part))
-                ends = np.frombuffer(table, self._column.ends, part.count + 1).astype(np.int64)
-        with Guarded(self._column.name):
-            part.start, part.length = self._column.rows(ends, part.batch[VALUES], part.batch[VALUES_SIZE])
+    def _locate(self, part: _Part, fetched: Fetched) -> None:
+        """Find the start and the length of each row."""
+        row, count, column = part.row, part.count, self._column
+        with Guarded(column.name):
+            if column.fixed_size is not None:
+                ends = np.arange(row, row + count + 1) * column.fixed_size
+            elif self._dense and part.cut:
+                if part.number not in self._kept:
+                    table = fetched.get(self._list_offsets(part, 0, part.batch[ROWS]))
+                    self._kept[part.number] = np.frombuffer(table, column.ends).copy()
+                ends = self._kept[part.number][row : row + count + 1].astype(np.int64)
+            else:
+                ends = np.frombuffer(fetched.get(self._list_offsets(part, row, count)), column.ends).astype(np.int64)
+            part.start, part.length = column.rows(ends, part.batch[VALUES], part.batch[VALUES_SIZE])
+        width = column.dtype.itemsize
+        part.values = Range(part.batch[VALUES] + ends.item(0) * width, part.batch[VALUES] + ends.item(-1) * width)
 
-    def _ranges(self, part: "_Part") -> list[Range]:
+    def _contents(self, part: _Part) -> list[Range]:
+        """What to fetch for the tokens of a part."""
         if not part.plain:
-            return [Range(part.batch[OFFSET], sum(part.batch[: BODY + 1]))]
-        if part.whole:
-            values = Range(part.batch[VALUES], part.batch[VALUES] + part.batch[VALUES_SIZE])
-            return [values] if self._column.fixed_size is not None else [self._table_of(part), values]
-        width = self._column.dtype.itemsize
-        return [Range(part.start.item(0) * width, (part.start.item(-1) + part.length.item(-1)) * width)]
+            return [part.message(body=True)]
+        if part.cut:
+            return [part.values]
+        values = Range(part.batch[VALUES], part.batch[VALUES] + part.batch[VALUES_SIZE])
+        return (
+            [values] if self._column.fixed_size is not None else [self._list_offsets(part, 0, part.batch[ROWS]), values]
+        )
 
-    def _read(self, part: "_Part", fetched: "_Fetched") -> Block[Tokens]:
+    def _read(self, part: _Part, fetched: Fetched) -> Block[Tokens]:
         if not part.plain:
-            asked = Range(part.batch[OFFSET], sum(part.batch[: BODY + 1]))
-            message = np.array([[0, part.batch[METADATA], part.batch[BODY]]])
-            return read_batches(self._scan, asked.start, fetched.get(asked), message, part.row, part.row + part.count)
-        array, width = np.zeros(part.count, np.int64), self._column.dtype.itemsize
+            message = part.message(body=True)
+            here = np.array([[0, part.batch[METADATA], part.batch[BODY]]])
+            return read_batches(self._scan, message.start, fetched.get(message), here, part.row, part.row + part.count)
+        array, dtype = np.zeros(part.count, np.int64), self._column.dtype
         if not part.length.any():
-            return Block([np.empty(0, self._column.dtype)], array, array, part.length, [None])
-        tokens, base = fetched.tokens(part.start.item(0) * width, self._column.dtype)
-        return Block([tokens], array, part.start - base // width, part.length, [base])
+            return Block([np.empty(0, dtype)], array, array, part.length, [None])
+        tokens, base = fetched.array(part.values, dtype)
+        return Block([tokens], array, part.start - base // dtype.itemsize, part.length, [base])
 
 
-@dataclass
-class _Part:
-    """Rows of a record batch that a block has."""
-
-    batch: list[int]  # its row of the table
-    row: int
-    count: int
-    start: Ints = field(init=False)
-    length: Ints = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.plain = bool(self.batch[PLAIN])
-        self.whole = not self.plain or self.count == self.batch[ROWS]  # no list offsets need be known to ask for it
-
-
-class _Fetched:
-    """Ranges of the file that were fetched."""
-
-    def __init__(self, ranges: list[Range], data: Sequence[Data]) -> None:
-        self._starts = [one.start for one in ranges]
-        self._data = [memoryview(one) for one in data]
-        self._arrays: dict[int, Tokens] = {}
-
-    def get(self, part: Range) -> memoryview:
-        index = bisect_right(self._starts, part.start) - 1
-        return self._data[index][part.start - self._starts[index] : part.stop - self._starts[index]]
-
-    def tokens(self, place: int, dtype: np.dtype[Any]) -> tuple[Tokens, int]:
-        """The range that a byte lies in, as tokens, and where in the file it begins."""
-        index = bisect_right(self._starts, place) - 1
-        data = self._data[index]
-        if index not in self._arrays:
-            self._arrays[index] = np.frombuffer(data, dtype, len(data) // dtype.itemsize)
-        return self._arrays[index], self._starts[index]
-
-
-def fetch(ranges: list[Range]) -> Reading[_Fetched]:
-    """Ask for ranges, of which some may be empty, with those that are close to each other in one."""
-    asked = merged(ranges)
-    if len(asked) > MANY:
-        asked = merged(ranges, SMALL)
-    return _Fetched(asked, (yield asked) if asked else [])
-
-
-def merged(ranges: Iterable[Range], small: int = 0) -> list[Range]:
-    """The ranges without overlaps, from multiples of 8 on; gaps are bridged if they are a small part of it all.
-
-    Gaps of up to `small` bytes are bridged in any case.
-
-    >>> merged([Range(1000, 3000), Range(16, 999), Range(5000, 5001)])
-    [Range(start=16, stop=3000), Range(start=5000, stop=5001)]
-    """
-    out: list[Range] = []
-    needed = gaps = 0
-    for start, stop in sorted(Range(start & -8, stop) for start, stop in ranges if start < stop):
-        gap = max(0, start - out[-1].stop) if out else 0
-        if out and (gap <= small or (gaps + gap) * WASTE <= needed + stop - start):
-            needed += max(0, stop - max(start, out[-1].stop))
-            gaps += gap
-            out[-1] = Range(out[-1].start, max(stop, out[-1].stop))
-        else:
-            out.append(Range(start, stop))
-            needed, gaps = stop - start, 0
-    return out
-
-
-def in_parts(reading: Reading[Read], most: int) -> Reading[Read]:
-    """The same reading, which asks for no more than so many bytes in one range."""
-    try:
-        ranges = next(reading)
-        while True:
-            parts = [[Range(at, min(at + most, stop)) for at in range(start, stop, most)] for start, stop in ranges]
-            fetched = iter((yield [part for some in parts for part in some]))
-            ranges = reading.send([b"".join(next(fetched) for _ in some) for some in parts])
-    except StopIteration as done:
-        result: Read = done.value
-        return result
+def _fetch(ranges: list[Range], fetched: Fetched) -> Reading[None]:
+    """Request the ranges that were not fetched yet, merging those that are close together."""
+    missing = [Range(start & -8, stop) for start, stop in fetched.missing(ranges) if start < stop]
+    if missing:
+        asked = merge(missing, bridge=True)
+        if len(asked) > MANY:
+            asked = merge(missing, bridge=True, small=SMALL)
+        fetched.add(asked, (yield asked))

@@ -1,8 +1,8 @@
-"""Clients of filesystems: what fsspec offers, as the few calls that a connection makes of it. One attempt each.
+"""The interface between a connection and a filesystem: a few calls, one attempt each.
 
-`HttpClient`, and that of S3, see the head of an answer before its body, so they notice at once if it is not what was
-asked for, or of another version of the file. Other filesystems give bytes and nothing else. Those that block work
-in threads.
+`S3Client` and `HttpClient` see the head of a response before its body. They notice at once if the
+response does not match the request, or belongs to another version of the file. Other filesystems
+return bytes and nothing else (see `filesystem.py`).
 """
 
 import re
@@ -10,36 +10,43 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
-from fmsdata.storage.retry import Damaged, Replaced
+from fmsdata.storage.retry import BadResponse, Replaced
 
-PART = 1 << 20  # of a body, where its size is not known, or where it is skipped
+PART = 1 << 20  # bytes of a body to read at once, if its size is unknown or it is skipped
 
 
 class Entry(NamedTuple):
     """A file in a listing."""
 
-    name: str  # relative to what was listed, with "/"
+    name: str  # relative to the listed folder, with "/"
     size: int
-    version: str | None  # changes when the content does; None if the filesystem tells nothing
+    version: str | None  # changes when the content does; None if the filesystem has no versions
+
+
+class Listing(NamedTuple):
+    """The contents of a folder."""
+
+    files: list[Entry]
+    folders: list[str]  # names of the folders in it; empty if the listing is recursive
 
 
 class Fetched(NamedTuple):
     """Bytes of a file."""
 
     data: bytes
-    version: str | None  # of the file they are of, if the answer told
+    version: str | None  # of the file, if the response says
 
 
 class Page(NamedTuple):
-    """A part of a listing."""
+    """One page of a listing."""
 
     files: list[Entry]
     folders: list[str]
-    next: str | None  # what to ask for the part after it
+    next: str | None  # token of the next page
 
 
 class Client(Protocol):
-    """One attempt at each of these. Paths are as the filesystem wants them."""
+    """One attempt at each operation. Paths are in the form that the filesystem expects."""
 
     async def read(self, path: str, start: int, stop: int | None, version: str | None) -> Fetched: ...
 
@@ -58,25 +65,25 @@ class Client(Protocol):
     async def close(self) -> None: ...
 
 
-def protocols(kind: type[Any]) -> tuple[str, ...]:
-    """The protocols of a class of fsspec."""
-    told = kind.protocol
-    return (told,) if isinstance(told, str) else tuple(told)
+def protocols(filesystem: type[Any]) -> tuple[str, ...]:
+    """The protocols of an fsspec filesystem class."""
+    protocol = filesystem.protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
-def span(start: int, stop: int | None) -> str:
-    """As a request tells which bytes it wants.
+def range_header(start: int, stop: int | None) -> str:
+    """The Range header of a request.
 
-    >>> span(0, 100)
+    >>> range_header(0, 100)
     'bytes=0-99'
     """
     return f"bytes={start}-" if stop is None else f"bytes={start}-{stop - 1}"
 
 
-def plain(tag: str | None) -> str | None:
-    """An ETag without what not every answer has around it.
+def plain_tag(tag: str | None) -> str | None:
+    """An ETag without quotes and prefix, which not every response has.
 
-    >>> plain('W/"5d41402a"')
+    >>> plain_tag('W/"5d41402a"')
     '5d41402a'
     """
     return tag.removeprefix("W/").strip('"') or None if tag else None
@@ -89,38 +96,38 @@ VERSIONS = (
 
 
 def version_of(info: Mapping[str, Any]) -> str | None:
-    """What tells, in what a filesystem says of a file, that its content changed."""
+    """The version of a file, from the attributes or headers that its filesystem returns."""
     for name in VERSIONS:
-        told = info.get(name)
-        if told:
-            return plain(str(told.timestamp() if isinstance(told, datetime) else told))
+        value = info.get(name)
+        if value:
+            return plain_tag(str(value.timestamp() if isinstance(value, datetime) else value))
     return None
 
 
 def check_version(expected: str | None, found: str | None) -> None:
-    """Raise if an answer is of another version than the one that is wanted."""
+    """Raise if both versions are known and differ."""
     if expected is not None and found is not None and expected != found:
         raise Replaced(f"its version is {found}, not {expected}")
 
 
-def place(
-    status: int, told: str | None, length: int | str | None, start: int, stop: int | None
+def body_range(
+    status: int, content_range: str | None, content_length: int | str | None, start: int, stop: int | None
 ) -> tuple[int, int | None]:
-    """How many bytes of an answer's body to skip, and how many to take then; None: all that come.
+    """How many bytes of a response body to skip, and how many to read after that; None: all.
 
-    Raises if the answer does not have what was asked for, as far as its status, Content-Range and Content-Length tell.
+    Raises if the status and the headers show that the response does not hold the requested bytes.
     """
-    size = None if length is None else int(length)
-    if status != 206:  # the range was not looked at: this is all of the object
+    size = None if content_length is None else int(content_length)
+    if status != 206:  # the server ignored the range: the body is the whole object
         if stop is None:
             return 0, size
         if size is not None and size < stop:
-            raise Damaged(f"{size} bytes came instead of those from {start} to {stop}")
+            raise BadResponse(f"expected bytes {start} to {stop}, got {size} bytes")
         return start, stop - start
-    if told is not None:
-        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", told.strip())
+    if content_range is not None:
+        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", content_range.strip())
         if found is None or int(found[1]) != start:
-            raise Damaged(f"{told!r} came instead of bytes {start}-{'' if stop is None else stop - 1}")
+            raise BadResponse(f"expected bytes {start}-{'' if stop is None else stop - 1}, got {content_range!r}")
         total = None if found[2] == "*" else int(found[2])
         if stop is None:
             stop = total
@@ -129,18 +136,18 @@ def place(
     if stop is None:
         return 0, size
     if size is not None and size != stop - start:
-        raise Damaged(f"{size} bytes came instead of {stop - start}")
+        raise BadResponse(f"expected {stop - start} bytes, got {size}")
     return 0, stop - start
 
 
-async def collect(read: Callable[[int], Awaitable[bytes]], skip: int, size: int | None) -> bytes:
-    """Bytes of a body: so many, after so many that are skipped."""
+async def read_body(read: Callable[[int], Awaitable[bytes]], skip: int, size: int | None) -> bytes:
+    """Skip `skip` bytes of a body and read the next `size`; None: all."""
     skipped = taken = 0
     parts: list[bytes] = []
     while skipped < skip:
         part = await read(min(PART, skip - skipped))
         if not part:
-            raise Damaged(f"the answer ended after {skipped} bytes")
+            raise BadResponse(f"the response ended after {skipped} bytes")
         skipped += len(part)
     while size is None or taken < size:
         part = await read(PART if size is None else size - taken)
@@ -149,5 +156,5 @@ async def collect(read: Callable[[int], Awaitable[bytes]], skip: int, size: int 
         parts.append(part)
         taken += len(part)
     if size is not None and taken != size:
-        raise Damaged(f"{taken} bytes came instead of {size}")
+        raise BadResponse(f"expected {size} bytes, got {taken}")
     return parts[0] if len(parts) == 1 else b"".join(parts)

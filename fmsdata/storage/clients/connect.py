@@ -1,4 +1,4 @@
-"""Which client a kind of filesystem gets."""
+"""Choosing the client for a filesystem, and explaining options that it does not accept."""
 
 import asyncio
 import inspect
@@ -15,31 +15,34 @@ from fmsdata.storage.clients.s3 import S3Client, s3_options
 from fmsdata.storage.settings import Storage
 
 
-async def connect(kind: type[Any], options: Mapping[str, Any], storage: Storage) -> Client:
-    """A client of this kind of filesystem. Must be called in the loop that it will be used in."""
+async def connect(filesystem: type[Any], options: Mapping[str, Any], storage: Storage) -> Client:
+    """A client of an fsspec filesystem class.
+
+    Call it in the event loop that will use the client.
+    """
     try:
-        if not getattr(kind, "async_impl", False):
-            files = await asyncio.to_thread(kind, **{**options, "skip_instance_cache": True})
-            return LocalClient(files) if "file" in protocols(kind) else BlockingClient(files)
-        needed = {"asynchronous": True, "loop": asyncio.get_running_loop(), "skip_instance_cache": True}
-        if "s3" in protocols(kind):
-            client: AsyncClient = S3Client(kind(**{**s3_options(options, storage), **needed}))
-        elif "http" in protocols(kind):
-            client = HttpClient(kind(**{**options, **needed}))
+        if not getattr(filesystem, "async_impl", False):
+            files = await asyncio.to_thread(filesystem, **{**options, "skip_instance_cache": True})
+            return LocalClient(files) if "file" in protocols(filesystem) else BlockingClient(files)
+        required = {"asynchronous": True, "loop": asyncio.get_running_loop(), "skip_instance_cache": True}
+        if "s3" in protocols(filesystem):
+            client: AsyncClient = S3Client(filesystem(**{**s3_options(options, storage), **required}))
+        elif "http" in protocols(filesystem):
+            client = HttpClient(filesystem(**{**options, **required}))
         else:
-            client = AsyncClient(kind(**{**options, **needed}))
+            client = AsyncClient(filesystem(**{**options, **required}))
         await client.open()
         return client
     except (TypeError, ValueError, KeyError, ImportError) as cause:
-        raise ConfigError(f"storage_options can't be used: {_reason(kind, cause)}") from None
+        raise ConfigError(f"storage_options can't be used: {_reason(filesystem, cause)}") from None
 
 
-def _reason(kind: type[Any], cause: Exception) -> str:
-    """Why, in terms of the options, where a library talks of its functions."""
+def _reason(filesystem: type[Any], cause: Exception) -> str:
+    """The reason in terms of the options, where a library names the arguments of its functions."""
     unknown = re.search(r"unexpected keyword argument '(\w+)'", str(cause))
     if unknown is None:
         return str(cause)
     if str(cause).startswith("Got unexpected"):  # botocore's settings
         return f"config_kwargs has {unknown[1]!r}, which botocore does not know"
-    known = [name for name in inspect.signature(kind.__init__).parameters if name not in ("self", "kwargs")]
-    return f"{kind.__name__} knows no {unknown[1]!r}; {suggestion(unknown[1], known)}"
+    known = [name for name in inspect.signature(filesystem.__init__).parameters if name not in ("self", "kwargs")]
+    return f"{filesystem.__name__} has no option {unknown[1]!r}; {suggestion(unknown[1], known)}"

@@ -1,4 +1,10 @@
-"""TODO."""
+"""Clients for any fsspec filesystem: asynchronous, blocking (in threads) and local.
+
+These use fsspec's documented interface for asynchronous filesystems, whose methods start with an
+underscore (`_cat_file`, `_info`, `_ls`, `_find`, ...), and `_strip_protocol` and
+`_get_kwargs_from_urls`, which it documents as extension points. They are public despite their
+names.
+"""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -13,20 +19,21 @@ from fsspec.spec import AbstractFileSystem
 from fmsdata.errors import ConfigError
 from fmsdata.storage.atomic import write_whole
 from fmsdata.storage.clients.base import Entry, Fetched, Page, version_of
-from fmsdata.storage.retry import Damaged, Replaced, is_missing
+from fmsdata.storage.retry import BadResponse, Replaced, is_missing
 
-WALKS = 8  # folders that are listed at a time
+FOLDERS_AT_ONCE = 8  # to list
 
 
 class AsyncClient:
-    """Any filesystem of fsspec that is asynchronous."""
+    """Any asynchronous fsspec filesystem."""
 
     def __init__(self, files: Any) -> None:
         self._files = files
+        self._session: Any = None
 
     async def open(self) -> None:
         if hasattr(self._files, "set_session"):
-            await self._files.set_session()
+            self._session = await self._files.set_session()
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return await getattr(self._files, f"_{method}")(*args, **kwargs)
@@ -39,7 +46,7 @@ class AsyncClient:
             size = (await self.info(path)).size
             if size < stop:
                 raise Replaced(f"it has {size} bytes, not {stop} or more")
-            raise Damaged(f"{len(data)} bytes came instead of {stop - start}")
+            raise BadResponse(f"expected {stop - start} bytes, got {len(data)}")
         return Fetched(data, None)
 
     async def info(self, path: str) -> Entry:
@@ -48,7 +55,7 @@ class AsyncClient:
         if info["type"] == "directory":
             raise FileNotFoundError(path)
         if info["size"] is None:
-            raise ConfigError(f"{path}: the server does not tell how large it is, so parts of it can't be read")
+            raise ConfigError(f"{path}: the server does not say how large it is, so parts of it can't be read")
         return Entry(path.rpartition("/")[2], info["size"], version_of(info))
 
     async def list(self, folder: str, recursive: bool, page: str | None) -> Page:  # noqa: ARG002
@@ -61,38 +68,41 @@ class AsyncClient:
             else:
                 found = await self._walk(folder)
         except FileNotFoundError as error:
-            if not is_missing(error):  # some say this of servers that do not answer
+            if not is_missing(error):  # some filesystems raise it for servers that do not answer
                 raise
             return Page([], [], None)
         root = self._files._strip_protocol(folder).rstrip("/") + "/"
         files, folders = [], []
-        for one in found:
-            name = one["name"].removeprefix(root).strip("/")
-            if f"{one['name'].rstrip('/')}/" == root:
+        for info in found:
+            name = info["name"].removeprefix(root).strip("/")
+            if f"{info['name'].rstrip('/')}/" == root:
                 continue
-            if one["type"] == "directory":
+            if info["type"] == "directory":
                 folders.append(name)
-            elif one["size"] is None:
-                files.append((await self.info(one["name"]))._replace(name=name))
+            elif info["size"] is None:
+                files.append((await self.info(info["name"]))._replace(name=name))
             else:
-                files.append(Entry(name, one["size"], version_of(one)))
+                files.append(Entry(name, info["size"], version_of(info)))
         return Page(files, folders, None)
 
     @property
     def _finds(self) -> bool:
-        """Whether it has a way of its own to list what is in folders below. That of fsspec, which goes from folder to
-        folder, leaves out those that can't be listed, without a word."""
+        """Whether the filesystem has its own recursive listing.
+
+        fsspec's default walks from folder to folder, and silently leaves out those that can't be
+        listed.
+        """
         return type(self._files)._find is not AsyncFileSystem._find
 
-    async def _walk(self, folder: str) -> Iterable[Mapping[str, Any]]:
+    async def _walk(self, root: str) -> Iterable[Mapping[str, Any]]:
         found: dict[str, Mapping[str, Any]] = {}
-        folders = [folder]
-        while folders:
-            some, folders = folders[:WALKS], folders[WALKS:]
-            for listed in await asyncio.gather(*(self.call("ls", one, detail=True) for one in some)):
-                new = {one["name"]: one for one in listed if one["name"] not in found}
+        pending = [root]
+        while pending:
+            folders, pending = pending[:FOLDERS_AT_ONCE], pending[FOLDERS_AT_ONCE:]
+            for listed in await asyncio.gather(*(self.call("ls", folder, detail=True) for folder in folders)):
+                new = {info["name"]: info for info in listed if info["name"] not in found}
                 found |= new
-                folders += [name for name, one in new.items() if one["type"] == "directory"]
+                pending += [name for name, info in new.items() if info["type"] == "directory"]
         return found.values()
 
     async def is_folder(self, path: str) -> bool:
@@ -107,7 +117,7 @@ class AsyncClient:
     async def write(self, path: str, data: bytes) -> None:
         try:
             await self.call("pipe_file", path, data)
-        except FileNotFoundError:  # object stores have no folders, others do
+        except FileNotFoundError:  # the folder is missing; object stores have no folders, others do
             await self.call("makedirs", path.rpartition("/")[0], exist_ok=True)
             await self.call("pipe_file", path, data)
 
@@ -120,18 +130,19 @@ class AsyncClient:
             await self.call("rm", path, recursive=True)
 
     async def close(self) -> None:
-        close = getattr(getattr(self._files, "_session", None), "close", None)
+        session = self._session or getattr(self._files, "session", None)
+        close = getattr(session, "close", None)
         closing = close() if close is not None else None
         if asyncio.iscoroutine(closing):
             await closing
 
 
 class BlockingClient(AsyncClient):
-    """Any filesystem of fsspec that blocks, in threads."""
+    """Any blocking fsspec filesystem, called in threads."""
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         if method == "cat_file" and type(self._files).cat_file is AbstractFileSystem.cat_file:
-            kwargs["cache_type"] = "none"  # it opens a file, which would read ahead
+            kwargs["cache_type"] = "none"  # the default opens a file, which would read ahead
         call = partial(getattr(self._files, method), *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(None, call)
 
@@ -141,7 +152,7 @@ class BlockingClient(AsyncClient):
 
 
 class LocalClient(BlockingClient):
-    """Local files."""
+    """Local files, written completely or not at all."""
 
     async def write(self, path: str, data: bytes) -> None:
         await asyncio.to_thread(write_whole, Path(path), data)

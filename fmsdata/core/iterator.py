@@ -1,0 +1,61 @@
+"""Iterators of stages: they hold the state.
+
+An iterator works for one lane. It has two methods: `read` returns the next chunk of items, and
+`state(taken)` returns the state after that many items of the chunk, as plain data from which
+`Stage.open` starts a new iterator. Where chunks begin and end has no meaning; only the order of items
+has.
+"""
+
+from abc import ABC, abstractmethod
+
+from fmsdata.core.chunk import Chunk
+from fmsdata.core.state import State
+
+
+class Exhausted(Exception):
+    """A source with `max_epochs` has no more items for a lane.
+
+    `last` is True in the lane that read the last block of the source.
+    """
+
+    def __init__(self, *, last: bool = False) -> None:
+        super().__init__()
+        self.last = last
+
+
+class StageIterator(ABC):
+    """A stage at work for one lane, at some position of its endless sequence of items."""
+
+    @abstractmethod
+    def read(self) -> Chunk:
+        """The next items, at least one.
+
+        Raises `Exhausted` when there are no more; `state(0)` is then the state at the end.
+        """
+
+    @abstractmethod
+    def state(self, taken: int) -> State:
+        """The state after the first `taken` items of the last chunk (0 before the first chunk)."""
+
+
+class Cursor:
+    """Takes any number of items from an iterator, and returns the state in between."""
+
+    def __init__(self, iterator: StageIterator) -> None:
+        self._iterator = iterator
+        self._chunk: Chunk | None = None
+        self._taken = 0
+
+    def take(self, count: int) -> Chunk:
+        parts = []
+        while count:
+            if self._chunk is None or self._taken == len(self._chunk):
+                self._chunk, self._taken = self._iterator.read(), 0
+            stop = min(self._taken + count, len(self._chunk))
+            parts.append(self._chunk.slice(self._taken, stop))
+            count -= stop - self._taken
+            self._taken = stop
+        return Chunk.join(parts)
+
+    def state(self) -> State:
+        return self._iterator.state(self._taken)

@@ -1,0 +1,45 @@
+"""Spans: runs of consecutive tokens of one buffer, as rows of a table of integers."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fmsdata.core.tokens import StoredTokens
+
+# The columns of the table.
+BUFFER = 0  # which buffer holds the tokens
+START = 1  # where in the buffer they start
+LENGTH = 2
+DOCUMENT = 3  # the number of the document in its shard, or INSERTED or PADDING
+POSITION = 4  # where in the stored document the span starts
+BEGINS = 5  # 1 if a document begins here; before delimiters are added, also CONTINUED and UNFINISHED
+TAIL = 6  # 0, or 1 + a token that is added behind the stored ones; it counts in the length
+COLUMNS = 7
+
+# Values of DOCUMENT for tokens that are in no shard.
+INSERTED = -1  # BOS, EOS and the like
+PADDING = -2
+
+# Flags in BEGINS, for parts of documents.
+CONTINUED = 2  # the part does not start with the stored document: no BOS belongs in front
+UNFINISHED = 4  # the part does not end with the stored document: no EOS belongs behind
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffer:
+    """An array of tokens, and where they come from. Inserted tokens have no source."""
+
+    tokens: StoredTokens
+    source: str = ""
+    shard: str = ""
+    epoch: int = 0
+    key: int = 0
+
+
+class Span(NamedTuple):
+    """A run of stored tokens: `start` and `stop` are offsets in the stored document."""
+
+    source: str
+    shard: str
+    document: int
+    start: int
+    stop: int

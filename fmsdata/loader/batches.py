@@ -1,0 +1,102 @@
+"""Batch sources: where the lines of a loader's batches come from.
+
+A source returns batch after batch, together with the samples in it and the anchors and tallies that
+their lanes passed. The loader records those when it hands the batch out, so lines that were only
+read ahead do not count.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from fmsdata.planning.schedule import Turns
+from fmsdata.run.lanes import Lanes
+from fmsdata.run.positions import Milestone
+from fmsdata.storage.stats import StorageStats
+from fmsdata.tasks.batch import Batch, collect
+from fmsdata.tasks.collate import Collate
+
+
+class LineBatch(NamedTuple):
+    """The lines of one batch, the samples that they are, and what their lanes passed."""
+
+    batch: Batch
+    samples: list[int]
+    passed: list[Milestone]
+
+
+class FinishedBatch(NamedTuple):
+    """A batch as the trainer gets it, with the same account of samples and lanes."""
+
+    fields: dict[str, Any]
+    samples: list[int]
+    passed: list[Milestone]
+
+
+class BatchSource(Protocol):
+    """Reads the lines of one batch after the other."""
+
+    def next(self) -> LineBatch: ...
+
+    def check(self) -> None:
+        """Raise if no further batch can come. May be called from another thread."""
+
+    def wake(self) -> None:
+        """Stop waiting for storage or for workers: the next batch is not needed.
+
+        Called from another thread.
+        """
+
+    def stats(self) -> StorageStats:
+        """What was fetched from remote shards so far."""
+
+    def close(self) -> None:
+        """End everything that works for this source."""
+
+    def abort(self) -> None:
+        """Do the same at once. Called from another thread, possibly while `next` waits."""
+
+
+class LocalBatchSource:
+    """Lines that this process reads itself."""
+
+    def __init__(self, lanes: Lanes, turns: Turns, *, batch_size: int, extra_tokens: int) -> None:
+        self._lanes, self._turns = lanes, turns
+        self._batch_size, self._extra_tokens = batch_size, extra_tokens
+
+    def next(self) -> LineBatch:
+        samples = self._turns.take(self._batch_size)
+        rows, passed = self._lanes.take(samples)
+        return LineBatch(collect(rows, self._extra_tokens), samples, passed)
+
+    def check(self) -> None:
+        pass
+
+    def wake(self) -> None:
+        self.close()
+
+    def stats(self) -> StorageStats:
+        return self._lanes.files.stats()
+
+    def close(self) -> None:
+        self._lanes.files.close()
+
+    def abort(self) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class BatchFinisher:
+    """Turns lines into the fields that the trainer gets."""
+
+    collate: Collate
+    pin_memory: bool
+
+    def __call__(self, lines: LineBatch) -> FinishedBatch:
+        fields = self.collate.fields(lines.batch)
+        if self.pin_memory:
+            fields = {
+                name: value.pin_memory() if isinstance(value, torch.Tensor) else value for name, value in fields.items()
+            }
+        return FinishedBatch(fields, lines.samples, lines.passed)

@@ -1,0 +1,124 @@
+"""When batches are made: each on demand, or a few ahead of the trainer in a thread.
+
+Both classes open a batch source, finish its batches and close it. `ReadAhead` does so in a thread
+of its own. That thread may wait for storage, for a worker or for room; `stop` and `close` end it in
+each of these cases.
+"""
+
+import atexit
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+from fmsdata.loader.batches import BatchFinisher, BatchSource, FinishedBatch
+from fmsdata.storage.stats import StorageStats
+
+PATIENCE_SECONDS = 2.0  # how long a thread may take to end by itself
+CHECK_SECONDS = 0.5  # how often a trainer that waits for a batch checks whether one can still come
+
+
+class OnDemand:
+    """Makes each batch when the trainer asks for it."""
+
+    def __init__(self, open_source: Callable[[], BatchSource], finish: BatchFinisher) -> None:
+        self._source, self._finish = open_source(), finish
+
+    def next(self) -> FinishedBatch:
+        return self._finish(self._source.next())
+
+    def stats(self) -> StorageStats:
+        return self._source.stats()
+
+    def stop(self) -> None:
+        self._source.close()
+
+    def close(self) -> None:
+        self._source.close()
+
+
+class ReadAhead:
+    """Makes batches in a thread, up to `depth` ahead of the trainer."""
+
+    def __init__(self, open_source: Callable[[], BatchSource], finish: BatchFinisher, depth: int) -> None:
+        self._ready: queue.SimpleQueue[FinishedBatch | BaseException] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()  # an entry per batch to make
+        for _ in range(depth):
+            self._room.put(None)
+        self._stop = threading.Event()
+        self._source: BatchSource | None = None
+        self._broken = False
+        # A daemon thread does not keep the interpreter from exiting; `_close_all` ends it in good
+        # order before that.
+        self._thread = threading.Thread(
+            target=self._run, args=(open_source, finish), name="fmsdata-read-ahead", daemon=True
+        )
+        self._thread.start()
+        _RUNNING.add(self)
+
+    def _run(self, open_source: Callable[[], BatchSource], finish: BatchFinisher) -> None:
+        try:
+            self._source = open_source()
+            while not self._stop.is_set():
+                self._room.get()
+                self._ready.put(finish(self._source.next()))
+        except BaseException as error:
+            self._ready.put(error)
+        finally:
+            if self._source is not None:
+                self._source.close()
+
+    def next(self) -> FinishedBatch:
+        while True:
+            try:
+                batch = self._ready.get(timeout=CHECK_SECONDS)
+            except queue.Empty:
+                self._check()
+                continue
+            if isinstance(batch, BaseException):
+                raise batch
+            self._room.put(None)
+            return batch
+
+    def _check(self) -> None:
+        try:
+            if self._source is not None:
+                self._source.check()
+        except BaseException:
+            self._broken = True
+            raise
+
+    def stats(self) -> StorageStats:
+        return StorageStats() if self._source is None else self._source.stats()
+
+    def stop(self) -> None:
+        """Tell the thread and its source to end soon, without waiting for that."""
+        self._stop.set()
+        self._room.put(None)  # in case the thread waits for room
+        if self._source is not None:
+            self._source.wake()
+
+    def close(self) -> None:
+        """End the thread and its source.
+
+        A thread that is inside a slow function of the user ends later by itself.
+        """
+        self.stop()
+        began = time.monotonic()
+        while self._thread.is_alive():
+            self._thread.join(0.02)
+            if self._source is not None and (self._broken or time.monotonic() > began + PATIENCE_SECONDS):
+                self._source.abort()
+            if time.monotonic() > began + 2 * PATIENCE_SECONDS:
+                return
+
+
+# A running thread keeps its object alive.
+_RUNNING: "weakref.WeakSet[ReadAhead]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for read_ahead in list(_RUNNING):
+        read_ahead.close()

@@ -1,0 +1,96 @@
+"""Replies: what a worker sends back for one round.
+
+A reply is the lines that the worker has in the round. Tokens, and the pickled description of the
+lines behind them, go through shared memory; only the two sizes go through the worker's pipe. So a
+message never fills the pipe, and a worker never waits for the trainer to receive one.
+"""
+
+import pickle
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from fmsdata.core.chunk import Chunk, Row
+from fmsdata.core.tokens import Tokens
+from fmsdata.errors import FmsdataError
+from fmsdata.loader.shared_memory import SharedMemory
+from fmsdata.run.positions import Milestone
+from fmsdata.storage.stats import StorageStats
+
+
+class ReplySize(NamedTuple):
+    """The bytes of a reply in shared memory: the message that announces it."""
+
+    tokens: int
+    description: int
+
+
+class Reply(NamedTuple):
+    """The description of a worker's lines in a round, without their tokens."""
+
+    length: int = 0  # tokens per line
+    dtype: str = ""
+    padding: Sequence[int] = ()  # of each line
+    lines: Chunk | None = None  # without tokens, and only if the batch needs them
+    passed: Sequence[Milestone] = ()
+    stats: StorageStats | None = None  # of this worker so far
+    failure: "Failure | None" = None  # why the remaining lines are missing
+
+
+class Failure(NamedTuple):
+    """An error in a worker, in a form that can be pickled."""
+
+    kind: type[Exception]
+    message: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failure":
+        kind = type(error)
+        try:
+            pickle.dumps(kind)
+            kind(str(error))
+        except Exception:  # a local class, or one with other arguments
+            kind = RuntimeError
+        return cls(kind, str(error), "".join(traceback.format_exception(error)))
+
+    def rebuild(self, worker: str) -> Exception:
+        """The error, to be raised in the trainer, with a note that names the worker."""
+        error = self.kind(self.message)
+        error.add_note(f"in {worker}")
+        if not isinstance(error, FmsdataError):
+            error.add_note(self.traceback)
+        return error
+
+
+def write_reply(memory: SharedMemory, reply: Reply, tokens: Tokens | None = None) -> ReplySize:
+    """Write a reply and the tokens of its lines, and return the message that announces it."""
+    description = pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
+    data = memoryview(b"") if tokens is None else tokens.reshape(-1).view(np.uint8).data
+    memory.write(data, description)
+    return ReplySize(len(data), len(description))
+
+
+def read_reply(memory: SharedMemory, size: ReplySize) -> tuple[Reply, Tokens]:
+    """The reply, and a view of its tokens that is valid until the memory is written to again."""
+    data = memory.read(size.tokens + size.description)
+    reply: Reply = pickle.loads(data[size.tokens :])
+    tokens = np.frombuffer(data[: size.tokens], np.dtype(reply.dtype or np.uint8))
+    return reply, tokens.reshape(len(reply.padding), reply.length)
+
+
+def join_lines(rows: Sequence[Row]) -> Chunk:
+    """These lines as one chunk without tokens.
+
+    Lines of the same chunk are taken from it at once.
+    """
+    rows_of: dict[int, list[int]] = {}  # by chunk
+    for row, (chunk, _) in enumerate(rows):
+        rows_of.setdefault(id(chunk), []).append(row)
+    chunks = [rows[group[0]][0].take(np.array([rows[row][1] for row in group])).compact() for group in rows_of.values()]
+    lines = Chunk.join(chunks).take(np.argsort(np.concatenate(list(rows_of.values()))))
+    no_tokens = np.empty(0, np.uint8)
+    return Chunk([replace(buffer, tokens=no_tokens) for buffer in lines.buffers], lines.spans, lines.first)

@@ -1,0 +1,78 @@
+"""Differences between two descriptions of a pipeline, in words: for errors and for the log."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fmsdata.core.state import State
+
+
+def differences(saved: Any, now: Any, where: str) -> Iterator[str]:
+    """Every difference between the saved description of a stage and its current one."""
+    if isinstance(saved, Mapping) and isinstance(now, Mapping):
+        if saved.get("stage") == now.get("stage") == "ShardReader" and saved.get("digest") != now["digest"]:
+            yield (
+                f"the shards of source {where or 'below'!r} changed: "
+                f"{_shards(saved)} when it was saved, {_shards(now)} now"
+            )
+            return
+        if saved.get("stage") != now.get("stage"):
+            yield f"{saved.get('stage')} when it was saved, {now.get('stage')} now"
+            return
+        for name in sorted(set(saved) | set(now)):
+            inner = where if name in ("children", "below") else f"{where}/{name}".lstrip("/")
+            if name not in now:
+                yield f"{inner} is gone"
+            elif name not in saved:
+                yield f"{inner} is new"
+            else:
+                yield from differences(saved[name], now[name], inner)
+    elif saved != now:
+        yield f"{where} was {saved} when it was saved and is {now} now"
+
+
+def changes_of_lines(saved: Sequence[State], now: Sequence[State]) -> Iterator[str]:
+    """Every changed parameter of the stages above the mixture."""
+    for old, new in zip(saved, now, strict=True):
+        for name, value in parameters(new).items():
+            if old[name] == value:
+                continue
+            if name == "seq_len":
+                yield f"line length {old[name]} -> {value} tokens"
+            else:
+                yield f"{new['stage'].lower()} {name} {old[name]} -> {value}"
+
+
+def changes_of_mixture(saved: State, now: State, removed: State) -> Iterator[str]:
+    """Every changed source, share and phase. `removed` are the sources that were already gone."""
+    for name in sorted(saved["children"].keys() | now["children"].keys()):
+        old, new = saved["weights"].get(name), now["weights"].get(name)
+        if new is None:
+            yield f"source {name!r} is removed, and keeps its position"
+        elif old is None:
+            how = "back at its old position" if name in removed else "new"
+            yield f"source {name!r} is {how}, with {new:.4%} of the tokens"
+        elif old != new:
+            yield f"share of {name!r} {old:.4%} -> {new:.4%}"
+        epochs = [mixture["children"].get(name, {}).get("max_epochs") for mixture in (saved, now)]
+        if old is not None and new is not None and epochs[0] != epochs[1]:
+            yield f"max_epochs of {name!r} {epochs[0]} -> {epochs[1]}"
+    if saved["phases"] != now["phases"]:
+        yield f"phases {_in_words(saved['phases'])} -> {_in_words(now['phases'])}"
+
+
+def parameters(description: State) -> State:
+    """The parameters in the description of a stage."""
+    return {name: value for name, value in description.items() if name not in ("stage", "children")}
+
+
+def _shards(reader: Mapping[str, Any]) -> str:
+    values = {name: reader.get(name, "?") for name in ("shards", "documents", "tokens", "digest")}
+    return "{shards} shards, {documents} documents, {tokens} tokens ({digest:.6})".format(**values)
+
+
+def _in_words(phases: Sequence[State]) -> str:
+    def describe(phase: State) -> str:
+        until = "to the end" if phase["until_tokens"] is None else f"until {phase['until_tokens']:,} tokens"
+        return f"{until} " + ", ".join(f"{name} {share:.4%}" for name, share in phase["weights"].items() if share)
+
+    return f"({'; '.join(map(describe, phases))})" if phases else "none"

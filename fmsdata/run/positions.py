@@ -1,0 +1,67 @@
+"""Positions: where the lanes of a rank are after a step, as data.
+
+A lane passes milestones as it reads: anchors, from which it can resume, and tallies, which count its
+tokens. Positions never change. A step makes new ones, so whatever interrupts a step, a loader has the
+positions from before it or those from after it.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from fmsdata.core.keys import Ints
+from fmsdata.core.state import State
+from fmsdata.planning.schedule import Turns
+from fmsdata.run.tally import Tallies, Tally
+
+
+class Anchor(NamedTuple):
+    """A point that a lane can return to: its number of lines, and the state of its pipeline as JSON."""
+
+    lane: int
+    lines: int
+    state: str
+
+
+Milestone: TypeAlias = Anchor | Tally
+
+
+class Positions:
+    """The lines taken of some lanes after a step, the last anchor of each, and the tallies."""
+
+    def __init__(
+        self, step: int, lines: Mapping[int, int], anchors: Mapping[int, Anchor], tallies: Tallies, lanes: int
+    ) -> None:
+        self.step, self.lines, self.tallies = step, lines, tallies
+        self._anchors, self._lanes = anchors, lanes
+
+    def after(self, samples: Iterable[int], passed: Sequence[Milestone]) -> "Positions":
+        """The positions one step later, with these samples taken and these milestones passed."""
+        taken = {sample % self._lanes: sample // self._lanes + 1 for sample in samples}
+        anchors, tallies = self._anchors, self.tallies
+        if passed:  # rare: only when a window ends
+            anchors = {**anchors, **{anchor.lane: anchor for anchor in passed if isinstance(anchor, Anchor)}}
+            tallies = tallies.after([tally for tally in passed if isinstance(tally, Tally)], self.lines)
+        return Positions(self.step + 1, {**self.lines, **taken}, anchors, tallies, self._lanes)
+
+    def tokens(self) -> Ints:
+        """The tokens taken of each source, by the columns of tallies."""
+        return self.tallies.tokens(self.lines)
+
+    def turns(self) -> Turns:
+        """The order in which the lanes are served from here on."""
+        return Turns(self.lines, self._lanes)
+
+    def state(self) -> dict[str, str]:
+        """Per lane, as JSON: the step, the lines taken, an anchor, and the lines to skip after it."""
+        anchors = self._anchors
+        return {
+            str(lane): f'{{"step":{self.step},"lines":{lines},"skip":{lines - anchors[lane].lines},'
+            f'"anchor":{anchors[lane].state}}}'
+            for lane, lines in self.lines.items()
+        }
+
+    def states(self, lanes: Iterable[int]) -> dict[int, State]:
+        """The state of some of the lanes, as data."""
+        texts = self.state()
+        return {lane: json.loads(texts[str(lane)]) for lane in lanes}

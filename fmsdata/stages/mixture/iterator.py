@@ -1,0 +1,208 @@
+"""The merge of a mixture: the documents of all sources, in the order in which they are due."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fmsdata.core.chunk import Chunk
+from fmsdata.core.iterator import Exhausted, StageIterator
+from fmsdata.core.keys import Ints, key_of, offsets
+from fmsdata.core.lane import Lane, Pace
+from fmsdata.core.permutation import Permutation
+from fmsdata.core.state import State
+from fmsdata.errors import FmsdataWarning, StateError
+from fmsdata.stages.leftovers import Leftover, LeftoverFirst
+from fmsdata.stages.mixture.source_state import SourceState, pack_sources, unpack_sources
+from fmsdata.stages.mixture.weights import Phase, surplus
+
+if TYPE_CHECKING:
+    from fmsdata.stages.mixture.mixture import Mixture
+
+
+class MixtureIterator(StageIterator):
+    """The state is, for each source: the tokens taken, its own state, and what edits left over."""
+
+    def __init__(self, mixture: "Mixture", lane: Lane, state: State | None) -> None:
+        self._mixture, self._lane = mixture, lane
+        saved = {name: SourceState() for name in mixture.sources} if state is None else unpack_sources(state)
+        self._sources: dict[str, _MixedSource] = {}
+        # The states of sources that are not in the mixture now, kept in case they return.
+        self._removed = {name: source for name, source in saved.items() if name not in mixture.sources}
+        self._taken_of_removed = sum(source.taken for source in self._removed.values())
+        self._phase = mixture.phase_at(sum(source.taken for source in saved.values()), lane.count)
+        for name, stage in mixture.sources.items():
+            if name not in saved:
+                raise StateError(f"there is no state of source {name!r}: the state is damaged or was edited")
+            below = lane.named(name)
+            below.pace.share = self._phase.weights[name]
+            order = Permutation(lane.count, key_of(lane.seed, "offset", below.source))
+            self._sources[name] = _MixedSource(
+                LeftoverFirst(stage, below, saved[name].leftover, saved[name].below),
+                offset=(2 * order(lane.index) + 1, 2 * lane.count),
+                taken=saved[name].taken,
+                shift=saved[name].shift,
+                pace=below.pace,
+            )
+        self._from: Ints = np.empty(0, np.int64)  # for each document of the chunk, its source
+
+    def read(self) -> Chunk:
+        self._settle()
+        active = [
+            (i, source)
+            for i, (name, source) in enumerate(self._sources.items())
+            if source.weight and self._has_more(name)
+        ]
+        if not active:
+            raise Exhausted
+        horizon = min([source.fill() for _, source in active])
+        tokens = self._tokens([0] * len(self._sources))
+        taken = [source.take_until(horizon) for _, source in active]
+        order = np.argsort(np.concatenate([due for _, due in taken]), kind="stable")
+        self._from = np.repeat([i for i, _ in active], [len(due) for _, due in taken])[order]
+        chunk = Chunk.join([documents for documents, _ in taken]).compact().take(order)
+        return self._until_phase_ends(chunk, tokens)
+
+    def state(self, taken: int) -> State:
+        counts = self._counts(taken)
+        leads = self._leads(counts, self._phase_after(counts))
+        sources = {}
+        for (name, source), count in zip(self._sources.items(), counts, strict=True):
+            given = source.taken(count)
+            leftover, below = source.position(count)
+            sources[name] = SourceState(taken=given, shift=leads[name] - given, leftover=leftover, below=below)
+        return pack_sources({**sources, **self._removed})
+
+    def _settle(self) -> None:
+        """Leave the chunk behind, and enter the next phase if it is time."""
+        counts = self._counts(len(self._from))
+        phase = self._phase_after(counts)
+        leads = self._leads(counts, phase) if phase is not self._phase else {}
+        for source, count in zip(self._sources.values(), counts, strict=True):
+            source.settle(count)
+        for name, lead in leads.items():
+            self._sources[name].change(phase.weights[name], lead)
+        self._phase = phase
+        self._from = self._from[:0]
+
+    def _has_more(self, name: str) -> bool:
+        source = self._sources[name]
+        had_ended = source.ended
+        has_more = source.fill() < math.inf
+        if not has_more and not had_ended and source.was_last and not self._lane.marks:
+            warnings.warn(
+                f"source {self._lane.named(name).source!r} has been read max_epochs times: "
+                "from now on its share goes to the other sources",
+                FmsdataWarning,
+                stacklevel=2,
+            )
+        return has_more
+
+    def _until_phase_ends(self, chunk: Chunk, tokens: int) -> Chunk:
+        """The documents that begin before the phase ends."""
+        until = self._phase.until_tokens
+        if until is None:
+            return chunk
+        before = (tokens + offsets(chunk.lengths())) * self._lane.count
+        kept = int(np.searchsorted(before[:-1], until))
+        self._from = self._from[:kept]
+        return chunk.slice(0, kept)
+
+    def _counts(self, taken: int) -> list[int]:
+        """The number of documents of each source among the first `taken` of the chunk."""
+        counts: list[int] = np.bincount(self._from[:taken], minlength=len(self._sources)).tolist()
+        return counts
+
+    def _tokens(self, counts: Sequence[int]) -> int:
+        return self._taken_of_removed + sum(map(_MixedSource.taken, self._sources.values(), counts))
+
+    def _phase_after(self, counts: Sequence[int]) -> Phase:
+        phases = self._mixture.phases
+        return self._mixture.phase_at(self._tokens(counts), self._lane.count) if phases else self._phase
+
+    def _leads(self, counts: Sequence[int], phase: Phase) -> dict[str, int]:
+        """The lead of each source. That of an ended source grows as if it still had its share."""
+        weights = self._phase.weights
+        leads = {name: source.lead(count) for (name, source), count in zip(self._sources.items(), counts, strict=True)}
+        ended = [name for name, source in self._sources.items() if source.ended]
+        if ended:
+            others = [name for name in leads if weights[name] and name not in ended]
+            time = sum(leads[name] for name in others) / math.fsum(weights[name] for name in others)
+            leads |= {name: round(time * weights[name]) for name in ended if weights[name]}
+        return leads if phase is self._phase else surplus(leads, weights)
+
+
+class _MixedSource:
+    """One source of the mixture at work: its next documents, and when each is due."""
+
+    def __init__(self, iterator: LeftoverFirst, *, offset: tuple[int, int], taken: int, shift: int, pace: Pace) -> None:
+        self.iterator = iterator
+        self._offset = offset  # as a fraction
+        self._before = taken  # tokens taken before the chunk
+        self._shift = shift
+        self._pace = pace
+        self._chunk: Chunk | None = None
+        self._ends: Ints = np.zeros(1, np.int64)  # tokens of the chunk before each document, and all of them
+        self._begin = self._cursor = 0
+        self._due: npt.NDArray[np.float64] = np.zeros(0)
+        self.ended = self.was_last = False
+
+    @property
+    def weight(self) -> float:
+        return self._pace.share
+
+    def fill(self) -> float:
+        """Read documents if none are left. Returns the time before which no further one is due."""
+        if not self.ended and (self._chunk is None or self._cursor == len(self._chunk)):
+            try:
+                chunk = self.iterator.read()
+            except Exhausted as end:
+                self.ended, self.was_last, chunk = True, end.last, None
+            self._before += int(self._ends[-1])
+            self._chunk, self._begin, self._cursor = chunk, 0, 0
+            self._ends = np.zeros(1, np.int64) if chunk is None else offsets(chunk.lengths())
+            self._update_due()
+        return math.inf if self.ended else self._time(self._before + self._shift + int(self._ends[-1]), 0)
+
+    def take_until(self, time: float) -> tuple[Chunk, npt.NDArray[np.float64]]:
+        """The documents that are due before a time, and when each is due."""
+        chunk = self._chunk
+        if chunk is None:
+            raise RuntimeError("call fill() first")
+        self._begin, self._cursor = self._cursor, int(np.searchsorted(self._due, time))
+        return chunk.slice(self._begin, self._cursor), self._due[self._begin : self._cursor]
+
+    def settle(self, count: int) -> None:
+        """Keep the first `count` of the documents taken last; the others are taken again."""
+        self._begin = self._cursor = self._begin + count
+
+    def taken(self, count: int) -> int:
+        """The tokens taken, with the first `count` of the documents that were taken last."""
+        return self._before + int(self._ends[self._begin + count])
+
+    def lead(self, count: int) -> int:
+        return self.taken(count) + self._shift
+
+    def change(self, weight: float, lead: int) -> None:
+        """Continue with a different weight and lead."""
+        self._shift += lead - self.lead(0)
+        self._pace.share = weight
+        self._update_due()
+
+    def position(self, count: int) -> tuple[Leftover | None, State | None]:
+        return self.iterator.position(self._begin + count)
+
+    def _update_due(self) -> None:
+        if self.weight:
+            self._due = self._time(self._ends[:-1] + (self._before + self._shift), np.diff(self._ends))
+
+    def _time(self, given: Any, length: Any) -> Any:
+        """When documents are due.
+
+        Integers up to the division, so that the result does not depend on where chunks begin.
+        """
+        part, parts = self._offset
+        return (given * parts + length * part) / (self.weight * parts)

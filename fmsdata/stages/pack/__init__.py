@@ -1,0 +1,11 @@
+"""Pack: documents into lines of fixed length.
+
+`pack.py` has the stage and the table of modes. Modes that keep the order of the documents see them
+as one long run of tokens (`token_run.py`) and cut it into lines (`cut.py`); they differ only in where
+a line ends (`split.py`, `pad.py`).
+"""
+
+from fmsdata.core.options import Mode
+from fmsdata.stages.pack.pack import MODES, Pack, check_pad
+
+__all__ = ["MODES", "Mode", "Pack", "check_pad"]

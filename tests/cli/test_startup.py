@@ -1,0 +1,63 @@
+"""The command line imports what a command needs, and nothing else."""
+
+import inspect
+import resource
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from fmsdata.cli.app import COMMANDS
+
+HEAVY = ("torch", "s3fs", "aiobotocore", "botocore", "aiohttp", "rich")
+PROGRAM = f"""
+import sys
+sys.argv[0] = "fmsdata"
+for name in {HEAVY}:
+    sys.modules[name] = None  # from now on, importing it is an error
+from fmsdata.cli.app import main
+main()
+"""
+
+
+def run_without_heavy_imports(*args: str) -> subprocess.CompletedProcess[str]:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *args], capture_output=True, text=True, timeout=120)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(f"fmsdata {' '.join(args)}: {seconds:.2f} s of CPU")
+    return done
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["--help"], 0, "Commands:"),
+        (["--version"], 0, "fmsdata "),
+        (["plna"], 2, "Did you mean 'plan'?"),
+        (["schema"], 0, '"title": "A run of fmsdata"'),
+        (["plan"], 2, "Missing argument"),
+        (["plan", "--nonsense"], 2, "No such option"),
+        *(([name, "--help"], 0, f"Usage: fmsdata {name}") for name in COMMANDS),
+    ],
+    ids=str,
+)
+def test_help_and_usage_errors_need_no_heavy_imports(args: list[str], code: int, words: str) -> None:
+    done = run_without_heavy_imports(*args)
+    assert done.returncode == code, done.stderr
+    assert words in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_indexing_a_local_corpus_needs_no_heavy_imports(corpus: Path) -> None:
+    done = run_without_heavy_imports("index", str(corpus))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"wrote {corpus}/meta/counts.csv\n"
+
+
+def test_the_summaries_of_the_commands_are_their_docstrings() -> None:
+    for name, summary in COMMANDS.items():
+        command = getattr(import_module(f"fmsdata.cli.{name}"), name)
+        assert str(inspect.getdoc(command)).splitlines()[0] == summary
