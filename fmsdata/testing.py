@@ -35,6 +35,7 @@ from fmsdata.core.spans import Span
 from fmsdata.core.stage import Stage
 from fmsdata.core.state import State
 from fmsdata.errors import DataError
+from fmsdata.formats import SUFFIXES
 from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.storage.local import Recent
 from fmsdata.storage.location import Location
@@ -383,7 +384,7 @@ class StoredDocuments(Mapping[Document, npt.NDArray[np.int64]]):
 
     def __iter__(self) -> Iterator[Document]:
         for source, folder in self._folders.items():
-            for name in folder.names((".arrow",)):
+            for name in folder.names(SUFFIXES):
                 shard = _PlainShard(folder / name, self._column)
                 documents = ((source, name, number) for number in range(shard.documents))
                 yield from (document for document in documents if document in self)

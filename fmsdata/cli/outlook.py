@@ -12,6 +12,7 @@ from fmsdata.planning.blocks import BLOCKS_PER_LANE, cut_blocks
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.run.shares import expected_tokens
 from fmsdata.stages.mixture import Mixture, stages_down_to_mixture
+from fmsdata.stages.pack import MODES
 from fmsdata.stages.shard_reader import CHUNK_DOCUMENTS, CHUNK_TOKENS, ShardReader
 
 MANY_EPOCHS = 4.5  # the usual rule: up to 4 epochs are almost as good as new data
@@ -45,7 +46,7 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
         "lines": {
             "tokens": line,
             "window": config.shuffle.window,
-            "padded": config.pack.mode == "pad",
+            "padded": not MODES[config.pack.mode].fills_lines,
             "samples_between_neighbouring_lines": _distance(config.shuffle.window) * data.lanes,
         },
         "memory_per_worker_bytes": _memory(config, sources, line, lanes_per_rank) + prefetched,

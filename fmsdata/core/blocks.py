@@ -55,7 +55,7 @@ class LaneBlocks(Protocol):
 
 
 class Host(Protocol):
-    """What lanes need from outside: it opens files for them, and is told what they read."""
+    """What lanes need from outside: it opens files for them, and hears what they read."""
 
     def open_blocks(self, files: Any, order: Any, lane: "Lane") -> LaneBlocks:
         """Read a source for a lane. Where its shards are and in which order they are read, a host knows how to use."""

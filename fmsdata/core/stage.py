@@ -84,8 +84,8 @@ class Stage(IterableDataset[Item]):
         return sum(stage.total_tokens() for stage in children) if children and self.ends() else math.inf
 
     def source_name(self) -> str:
-        """The name of a stage with no stage below, as a source that no mixture names."""
-        return type(self).__name__
+        """The name of a stage with no stage below: its `name`, if it has one, else its class."""
+        return str(getattr(self, "name", type(self).__name__))
 
     def window_tokens(self) -> int:
         """About how many tokens a lane plans at once: those of a shuffle window, or of a line without one."""

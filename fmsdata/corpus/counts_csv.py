@@ -99,9 +99,7 @@ def _read_rows(files: Iterable[Location]) -> dict[Parts, Count]:
         try:
             lines = list(csv.reader(file.read_bytes().decode().splitlines()))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise CountsError(
-                f"{file}: not a readable CSV file ({error}); remove it, or run `fmsdata index`"
-            ) from None
+            raise CountsError(f"{file}: not a readable CSV file ({error}); remove it, or run `fmsdata index`") from None
         header = [title.strip() for title in lines[0]] if lines else []
         if len(header) < 3 or "documents" not in header[1:] or "tokens" not in header[1:]:
             raise CountsError(f"{file}: the header is {','.join(header)!r}, expected {','.join(HEADER)!r}")

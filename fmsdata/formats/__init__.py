@@ -1,29 +1,52 @@
-"""Formats: bytes become blocks of documents. One folder or file for each format, without I/O."""
+"""Formats: bytes become blocks of documents. One folder or file for each format, without I/O.
 
-from collections.abc import Sequence
+`FORMATS` lists them by the ending of a file's name. A new format implements `Shard` and `Layout` of
+`formats/base.py` and adds one entry.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from fmsdata.formats.arrow.framing import PREFIX
-from fmsdata.formats.arrow.layout import read_arrow_layout, refuse_stream
+from fmsdata.formats.arrow.layout import read_arrow_layout, refuse_remote_stream
 from fmsdata.formats.arrow.shard import ArrowShard
 from fmsdata.formats.base import Layout, Reading, Shard
 
-SUFFIXES = (".arrow",)
+
+def _accept(name: str, data: pa.Buffer) -> None:
+    """The format has no files that can't be read from remote storage."""
+
+
+class Format(NamedTuple):
+    """How the files of a format are read."""
+
+    open: Callable[[pa.Buffer, str, str | None], Shard]
+    read_layout: Callable[[str, int, str | None, Sequence[int], bool], Reading[Layout]]
+    check_remote: Callable[[str, pa.Buffer], None] = _accept  # raises for what `read_layout` refuses
+
+
+FORMATS: Mapping[str, Format] = {".arrow": Format(ArrowShard, read_arrow_layout, refuse_remote_stream)}
+SUFFIXES = tuple(FORMATS)
+
+
+def _format_of(name: str) -> Format:
+    return next((found for suffix, found in FORMATS.items() if name.endswith(suffix)), FORMATS[".arrow"])
 
 
 def open_shard(data: pa.Buffer, name: str, column: str | None = None, *, remote: bool = False) -> Shard:
     """Open a shard whose bytes are in memory or mapped. Documents are read later, in blocks.
 
-    `remote` refuses the formats that `read_layout` refuses, so that it does not depend on the size
-    of a source whether it can be read.
+    `remote` refuses what `read_layout` refuses, so that it does not depend on the size of a source
+    whether it can be read.
 
     >>> open_shard(map_file(path), "part-0.arrow").documents   # doctest: +SKIP
     812
     """
+    chosen = _format_of(name)
     if remote:
-        refuse_stream(name, memoryview(data)[:PREFIX])
-    return ArrowShard(data, name, column)
+        chosen.check_remote(name, data)
+    return chosen.open(data, name, column)
 
 
 def read_layout(
@@ -40,4 +63,4 @@ def read_layout(
     >>> next(reading)
     [Range(start=983616, stop=1000000)]
     """
-    return read_arrow_layout(name, size, column, bounds, dense)
+    return _format_of(name).read_layout(name, size, column, bounds, dense)

@@ -206,7 +206,7 @@ class StatefulDataLoader:
         """Resume from a state: this rank's own, or the list of the states of all ranks.
 
         The world size may differ. The mix and the lines may differ from those that the state was
-        saved with: see `fmsdata.edits`.
+        saved with: see docs/live-edits.md.
         """
         saved = self.data.resume(state, self._mine)
         lanes = self.data.start(self._mine, saved.lanes)

@@ -7,9 +7,9 @@ told to, when its pipe is closed, or when the trainer is gone.
 
 import os
 import random
+import select
 import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -41,7 +41,7 @@ class WorkerSpec:
     workers: int
     batch_size: int
     needs_lines: bool
-    parent: int | None  # the process that must stay alive; None: the parent at the start
+    parent: int | None  # the trainer, if it is the parent process of the worker
     memories: Sequence[SharedMemory]  # for the replies of successive rounds, in turn
     note: SharedMemory  # what the worker is reading, for the error if it dies
 
@@ -65,6 +65,7 @@ def run_worker(spec: WorkerSpec, requests: Connection, inherited: Sequence[Conne
     for connection in inherited:
         connection.close()
     _detach_from_trainer(spec)
+    _end_with_trainer(spec.parent, requests)
     reader = RoundReader(spec)
     pending: deque[int] = deque()  # batches of the rounds that were requested
     with suppress(EOFError, ConnectionError):  # the trainer is gone
@@ -136,7 +137,7 @@ class RoundReader:
 
 
 def _detach_from_trainer(spec: WorkerSpec) -> None:
-    """Undo what a fork inherits, and end when the trainer is gone, however it ended.
+    """Undo what a fork inherits.
 
     Interrupts are for the trainer, which decides what they mean. Handlers of the trainer for
     SIGTERM must not run here. Random generators differ between workers, for stages that draw from
@@ -144,15 +145,26 @@ def _detach_from_trainer(spec: WorkerSpec) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    parent = os.getppid() if spec.parent is None else spec.parent
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(ORPHAN_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="fmsdata-watch-trainer", daemon=True).start()
     torch.set_num_threads(1)
     random.seed(spec.index)
     np.random.seed(spec.index)  # noqa: NPY002
     torch.manual_seed(spec.index)
+
+
+def _end_with_trainer(parent: int | None, requests: Connection) -> None:
+    """End this process when the trainer is gone, however it ended, and whatever is read here.
+
+    Then the other end of the pipe is closed. If another fork of the trainer still has it open, the
+    parent process has changed. The descriptor is a copy that stays open until this process ends, so
+    that the trainer never sees a closed pipe before the exit code.
+    """
+    hang_up = select.poll()
+    hang_up.register(os.dup(requests.fileno()), 0)  # reports nothing but a hang-up
+
+    def watch() -> None:
+        while parent in (None, os.getppid()):
+            if hang_up.poll(ORPHAN_SECONDS * 1000):
+                break
+        os._exit(1)
+
+    threading.Thread(target=watch, name="fmsdata-watch-trainer", daemon=True).start()

@@ -23,7 +23,6 @@ from fmsdata.loader.worker import NOTE_BYTES, WorkerSpec, run_worker
 
 CHECK_SECONDS = 0.5  # how often exit codes are checked while waiting for a reply
 PATIENCE_SECONDS = 2.0  # how long workers may take to end by themselves
-EXIT_SECONDS = 10.0  # how long the exit code of a worker that closed its pipe may take
 
 
 class Worker(NamedTuple):
@@ -104,8 +103,8 @@ class WorkerPool:
                 if worker.connection.poll():
                     size: ReplySize = worker.connection.recv()
                     return size
-            if ready:  # the worker is gone, and its exit code comes once its interpreter has ended
-                worker.process.join(EXIT_SECONDS)
+            if ready:  # the worker is gone, and its exit code comes a moment later
+                worker.process.join(PATIENCE_SECONDS)
                 self._report_death(worker)
             self.check()
 

@@ -62,7 +62,7 @@ class FetchAhead:
         self._budget.ahead -= pending.bytes
 
     def fill(self, coming: int = 0) -> None:
-        """Fetch what is needed next, as long as there is room, beside so many bytes that are just coming."""
+        """Fetch what is needed next, as long as there is room. `coming` bytes are already on their way."""
         self._tidy()
         work: list[tuple[Coroutine[Any, Any, Block[Tokens]], Future[Block[Tokens]]]] = []
         source: RemoteSource | None = None

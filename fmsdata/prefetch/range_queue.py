@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from fmsdata.core.ranges import Range
+from fmsdata.core.ranges import Range, worth_bridging
 from fmsdata.formats.base import Reading
 from fmsdata.storage.connection import Connection
 from fmsdata.storage.disk_cache import DiskCache
@@ -24,7 +24,6 @@ from fmsdata.storage.stats import StorageStats
 
 Read = TypeVar("Read")
 MERGED_BYTES = 4 << 20  # at most in one merged request: a larger one would delay the others
-GAP = 32  # a gap between two ranges is read too if it is at most this fraction of them
 Priority: TypeAlias = tuple[float, int, float]  # the smallest first
 NOW: Priority = (-math.inf, 0, 0.0)
 
@@ -190,7 +189,7 @@ class RangeQueue:
                 other = waiting[position][2]
                 begin, end = min(start, other.start), max(stop, other.stop)
                 more = useful + other.stop - other.start
-                if end - begin <= MERGED_BYTES and (end - begin - more) * GAP <= more:
+                if end - begin <= MERGED_BYTES and worth_bridging(end - begin - more, more):
                     start, stop, useful = begin, end, more
                     first, last = (first, position) if step > 0 else (position, last)
                     break

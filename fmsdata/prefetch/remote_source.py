@@ -149,7 +149,7 @@ class RemoteSource:
 
 
 class LayoutCache:
-    """Layouts of shards, the least recently used first. Each is read once, whoever asks meanwhile.
+    """Layouts of shards, the least recently used first. Concurrent requests for one share a single read.
 
     Lives in the event loop.
     """

@@ -17,7 +17,7 @@ from fmsdata.core.stage import Stage
 from fmsdata.core.state import State, number, part
 from fmsdata.stages.delimit import Delimit
 from fmsdata.stages.filter import Filter
-from fmsdata.stages.leftovers import Leftover, marked_runs
+from fmsdata.stages.mixture.leftovers import Leftover, marked_runs
 from fmsdata.stages.mixture.source_state import SourceState, pack_sources, unpack_sources
 from fmsdata.stages.pack import Pack
 from fmsdata.stages.pack.token_run import TokenRun

@@ -21,7 +21,7 @@ import fsspec
 
 from fmsdata.errors import ConfigError, DeniedError, MissingError, StorageError
 from fmsdata.storage.clients.base import Client, Entry, Fetched, Listing, Page, protocols
-from fmsdata.storage.clients.connect import connect
+from fmsdata.storage.clients.connect import client_class, connect
 from fmsdata.storage.io_thread import IoThread
 from fmsdata.storage.retry import Decision, Failure, Kind, Replaced, RetryPolicy, classify
 from fmsdata.storage.secrets import mask_text, secrets_in
@@ -116,7 +116,7 @@ class Connection:
     @property
     def sees_versions(self) -> bool:
         """Whether reads report the version of the file. Where they don't, use `check`."""
-        return bool({"s3", "http"} & set(protocols(self._filesystem)))
+        return client_class(self._filesystem).reports_versions
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
@@ -181,7 +181,7 @@ class Connection:
         Empty if there is no such folder.
         """
         about = _About(self.url(folder), "listed", owner)
-        in_pages = "s3" in protocols(self._filesystem)
+        in_pages = client_class(self._filesystem).lists_in_pages
         files: list[Entry] = []
         folders: list[str] = []
         token: str | None = None

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.errors import DataError
-from fmsdata.formats.arrow.damage import Guarded, Truncated
 from fmsdata.formats.arrow.metadata import Shape
+from fmsdata.formats.damage import Guarded, Truncated
 
 
 class TokenColumn:

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from fmsdata.core.keys import Ints
-from fmsdata.formats.arrow.damage import Truncated
 from fmsdata.formats.arrow.flatbuffers import Table
+from fmsdata.formats.damage import Truncated
 
 MAGIC = b"ARROW1"
 CONTINUATION = 0xFFFFFFFF
@@ -24,6 +24,7 @@ BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("padding", "<i4"), ("
 HEADS = 4  # beginnings of messages to remember
 PREFIX = 8  # bytes of the continuation marker and the metadata's size
 END = 10  # bytes of the footer's size and the magic, behind the footer
+NOT_WHOLE = "not a whole Arrow IPC file, it is truncated or of another kind"
 
 
 def read_framing(buffer: pa.Buffer) -> tuple[pa.Schema, Ints]:

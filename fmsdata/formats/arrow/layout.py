@@ -15,12 +15,11 @@ from fmsdata.core.keys import Ints
 from fmsdata.core.ranges import Range, worth_bridging
 from fmsdata.errors import DataError
 from fmsdata.formats.arrow.column import TokenColumn
-from fmsdata.formats.arrow.damage import NOT_WHOLE, Guarded, Truncated
-from fmsdata.formats.arrow.fetched import Fetched
 from fmsdata.formats.arrow.flatbuffers import Table
 from fmsdata.formats.arrow.framing import (
     BLOCK,
     MAGIC,
+    NOT_WHOLE,
     PREFIX,
     footer_size,
     footer_too_large,
@@ -33,6 +32,8 @@ from fmsdata.formats.arrow.runs import LAST_GAPS, START, STOP, Runs, find_bounds
 from fmsdata.formats.arrow.scan import WINDOW, FooterList, Scan
 from fmsdata.formats.arrow.slices import NULLS, ROWS, SMALL, TOKENS, BatchTable, Slices
 from fmsdata.formats.base import Layout, Reading
+from fmsdata.formats.damage import Guarded, Truncated
+from fmsdata.formats.fetched import Fetched
 
 TAIL = 1 << 14  # bytes at the end of a file that are read first
 HEAD = 1 << 12  # bytes at the start of a file that are read for its schema
@@ -45,14 +46,14 @@ def read_arrow_layout(
 ) -> Reading[Layout]:
     """The layout of an Arrow file of `size` bytes, see `fmsdata.formats.read_layout`."""
     if size <= 0:
-        refuse_stream(name, memoryview(b""))
+        _refuse_stream(name, memoryview(b""))
     tail = Range(max(0, size - TAIL) & -8, size)
     fetched = Fetched()
     fetched.add([tail], (yield [tail]))
     data = fetched.get(tail)
     if size < 18 or data[-len(MAGIC) :] != MAGIC:
         (head,) = yield from fetched.read([Range(0, min(PREFIX, size))])
-        refuse_stream(name, head)
+        _refuse_stream(name, head)
     with Guarded(name, NOT_WHOLE):
         length = footer_size(data, size)
         if length > max(size // 2, WINDOW):  # record batches are longer than their entries in the footer
@@ -81,7 +82,12 @@ def read_arrow_layout(
     return Runs(scan, footer_list, len(messages), None if len(messages) else 0, table)
 
 
-def refuse_stream(name: str, head: memoryview) -> None:
+def refuse_remote_stream(name: str, data: pa.Buffer) -> None:
+    """Raise if a file that was fetched whole is one that can't be read by ranges."""
+    _refuse_stream(name, memoryview(data)[:PREFIX])
+
+
+def _refuse_stream(name: str, head: memoryview) -> None:
     """Raise if a remote file does not start as an Arrow file: it is damaged, or a stream."""
     if head[: len(MAGIC)] == MAGIC:
         return

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fmsdata.core.keys import Ints
-from fmsdata.formats.arrow.damage import Truncated
 from fmsdata.formats.arrow.flatbuffers import Table
 from fmsdata.formats.arrow.framing import CONTINUATION, PREFIX, RECORD_BATCH, no_record_batch
+from fmsdata.formats.damage import Truncated
 
 TEMPLATES = 8  # kinds of metadata to remember; a writer has two or three
 

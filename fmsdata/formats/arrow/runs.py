@@ -16,11 +16,11 @@ from fmsdata.core.blocks import Block
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.core.ranges import Range, join, worth_bridging
 from fmsdata.core.tokens import Tokens
-from fmsdata.formats.arrow.damage import Guarded, Truncated
 from fmsdata.formats.arrow.framing import moved
 from fmsdata.formats.arrow.scan import FooterList, Scan
 from fmsdata.formats.arrow.shard import Batches
 from fmsdata.formats.base import Reading
+from fmsdata.formats.damage import Guarded, Truncated
 
 OWN = 4096  # bytes that a layout takes besides its numbers, roughly
 # The columns of a table of bounds. For the block that begins there: its first record batch, the

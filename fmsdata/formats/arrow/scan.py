@@ -9,11 +9,11 @@ import numpy as np
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.core.ranges import Range, join
 from fmsdata.formats.arrow.column import TokenColumn
-from fmsdata.formats.arrow.damage import Guarded
-from fmsdata.formats.arrow.fetched import Fetched
 from fmsdata.formats.arrow.framing import BLOCK, Walker, listed_messages, moved, no_record_batch, require_inside
 from fmsdata.formats.arrow.metadata import Metadata, Shape
 from fmsdata.formats.base import Reading
+from fmsdata.formats.damage import Guarded
+from fmsdata.formats.fetched import Fetched
 
 BRIDGED = 1 << 12  # bytes of a gap between the metadata of two record batches that are read along
 WINDOW = 8 << 20  # bytes of the longest range

@@ -19,9 +19,9 @@ from fmsdata.core.blocks import Block
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.core.tokens import Tokens
 from fmsdata.formats.arrow.column import TokenColumn
-from fmsdata.formats.arrow.damage import NOT_WHOLE, Guarded
-from fmsdata.formats.arrow.framing import read_framing
+from fmsdata.formats.arrow.framing import NOT_WHOLE, read_framing
 from fmsdata.formats.arrow.metadata import Metadata, Shape
+from fmsdata.formats.damage import Guarded
 
 
 class Batches:

@@ -15,12 +15,12 @@ from fmsdata.core.keys import Ints, offsets
 from fmsdata.core.ranges import Range, merge, worth_bridging
 from fmsdata.core.tokens import Tokens
 from fmsdata.errors import DataError
-from fmsdata.formats.arrow.damage import Guarded
-from fmsdata.formats.arrow.fetched import Fetched, in_parts
 from fmsdata.formats.arrow.metadata import Shape
 from fmsdata.formats.arrow.runs import OWN, concatenate, read_batches
 from fmsdata.formats.arrow.scan import WINDOW, Scan
 from fmsdata.formats.base import Reading
+from fmsdata.formats.damage import Guarded
+from fmsdata.formats.fetched import Fetched, in_parts
 
 # The columns of a table of record batches: the place of each, and its number of rows; from its
 # metadata, whether it is plain (its tokens are stored as they are), and its null rows and tokens;

@@ -15,7 +15,7 @@ from fmsdata.core.lane import Lane, Pace
 from fmsdata.core.permutation import Permutation
 from fmsdata.core.state import State
 from fmsdata.errors import FmsdataWarning, StateError
-from fmsdata.stages.leftovers import Leftover, LeftoverFirst
+from fmsdata.stages.mixture.leftovers import Leftover, LeftoverFirst
 from fmsdata.stages.mixture.source_state import SourceState, pack_sources, unpack_sources
 from fmsdata.stages.mixture.weights import Phase, surplus
 

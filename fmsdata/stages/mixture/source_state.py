@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fmsdata.core.state import State, number, part, signed_number
 from fmsdata.errors import StateError
-from fmsdata.stages.leftovers import Leftover
+from fmsdata.stages.mixture.leftovers import Leftover
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ return bytes and nothing else (see `filesystem.py`).
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from fmsdata.storage.retry import BadResponse, Replaced
 
@@ -47,6 +47,9 @@ class Page(NamedTuple):
 
 class Client(Protocol):
     """One attempt at each operation. Paths are in the form that the filesystem expects."""
+
+    reports_versions: ClassVar[bool]  # reads say which version of the file they are of
+    lists_in_pages: ClassVar[bool]  # a long listing takes several requests, each of them short
 
     async def read(self, path: str, start: int, stop: int | None, version: str | None) -> Fetched: ...
 

@@ -9,10 +9,20 @@ from typing import Any
 from fmsdata.core.checks import suggestion
 from fmsdata.errors import ConfigError
 from fmsdata.storage.clients.base import Client, protocols
-from fmsdata.storage.clients.filesystem import AsyncClient, BlockingClient, LocalClient
+from fmsdata.storage.clients.generic import AsyncClient, BlockingClient, LocalClient
 from fmsdata.storage.clients.http import HttpClient
-from fmsdata.storage.clients.s3 import S3Client, s3_options
+from fmsdata.storage.clients.s3 import S3Client
 from fmsdata.storage.settings import Storage
+
+CLIENTS: dict[str, type[AsyncClient]] = {"file": LocalClient, "http": HttpClient, "s3": S3Client}  # by protocol
+
+
+def client_class(filesystem: type[Any]) -> type[AsyncClient]:
+    """The client for an fsspec filesystem class: its own, or a generic one."""
+    for protocol in protocols(filesystem):
+        if protocol in CLIENTS:
+            return CLIENTS[protocol]
+    return AsyncClient if getattr(filesystem, "async_impl", False) else BlockingClient
 
 
 async def connect(filesystem: type[Any], options: Mapping[str, Any], storage: Storage) -> Client:
@@ -21,16 +31,11 @@ async def connect(filesystem: type[Any], options: Mapping[str, Any], storage: St
     Call it in the event loop that will use the client.
     """
     try:
-        if not getattr(filesystem, "async_impl", False):
-            files = await asyncio.to_thread(filesystem, **{**options, "skip_instance_cache": True})
-            return LocalClient(files) if "file" in protocols(filesystem) else BlockingClient(files)
-        required = {"asynchronous": True, "loop": asyncio.get_running_loop(), "skip_instance_cache": True}
-        if "s3" in protocols(filesystem):
-            client: AsyncClient = S3Client(filesystem(**{**s3_options(options, storage), **required}))
-        elif "http" in protocols(filesystem):
-            client = HttpClient(filesystem(**{**options, **required}))
-        else:
-            client = AsyncClient(filesystem(**{**options, **required}))
+        kind = client_class(filesystem)
+        options = {**kind.options(options, storage), "skip_instance_cache": True}
+        if issubclass(kind, BlockingClient):
+            return kind(await asyncio.to_thread(filesystem, **options))
+        client = kind(filesystem(**options, asynchronous=True, loop=asyncio.get_running_loop()))
         await client.open()
         return client
     except (TypeError, ValueError, KeyError, ImportError) as cause:

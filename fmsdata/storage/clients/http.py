@@ -3,13 +3,17 @@
 It asks fsspec for the session and sends the requests itself, to see the headers of each response.
 """
 
+from typing import ClassVar
+
 from fmsdata.errors import ConfigError
 from fmsdata.storage.clients.base import Fetched, body_range, check_version, range_header, read_body, version_of
-from fmsdata.storage.clients.filesystem import AsyncClient
+from fmsdata.storage.clients.generic import AsyncClient
 
 
 class HttpClient(AsyncClient):
     """Files behind http(s) URLs."""
+
+    reports_versions: ClassVar[bool] = True
 
     async def read(self, path: str, start: int, stop: int | None, version: str | None) -> Fetched:
         session = await self._files.set_session()

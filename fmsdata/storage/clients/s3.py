@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from fmsdata.errors import ConfigError
 from fmsdata.storage.clients import s3_internals
@@ -27,7 +27,7 @@ from fmsdata.storage.clients.base import (
     range_header,
     read_body,
 )
-from fmsdata.storage.clients.filesystem import AsyncClient
+from fmsdata.storage.clients.generic import AsyncClient
 from fmsdata.storage.clients.s3_internals import RawResponse
 from fmsdata.storage.retry import EXPIRED, BadResponse
 from fmsdata.storage.settings import Storage
@@ -45,11 +45,18 @@ SWITCHES = ("anon", "use_ssl", "requester_pays", "version_aware")
 class S3Client(AsyncClient):
     """Objects of S3. Reads go through presigned URLs where that works."""
 
+    reports_versions: ClassVar[bool] = True
+    lists_in_pages: ClassVar[bool] = True
+
     def __init__(self, files: Any) -> None:
         super().__init__(files)
         self._clients: set[Any] = set()  # botocore's; s3fs may have one per region
         self._by_url: dict[str, bool] = {}  # whether presigned URLs work, for buckets that answered before
         self._urls: OrderedDict[str, tuple[float, str]] = OrderedDict()  # time of signing and URL, oldest first
+
+    @classmethod
+    def options(cls, options: Mapping[str, Any], storage: Storage) -> dict[str, Any]:
+        return s3_options(options, storage)
 
     async def open(self) -> None:
         await super().open()

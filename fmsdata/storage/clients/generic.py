@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fsspec.asyn import AsyncFileSystem
 from fsspec.spec import AbstractFileSystem
@@ -20,16 +20,25 @@ from fmsdata.errors import ConfigError
 from fmsdata.storage.atomic import write_whole
 from fmsdata.storage.clients.base import Entry, Fetched, Page, version_of
 from fmsdata.storage.retry import BadResponse, Replaced, is_missing
+from fmsdata.storage.settings import Storage
 
 FOLDERS_AT_ONCE = 8  # to list
 
 
 class AsyncClient:
-    """Any asynchronous fsspec filesystem."""
+    """Any asynchronous fsspec filesystem. Clients for one kind of filesystem are subclasses."""
+
+    reports_versions: ClassVar[bool] = False
+    lists_in_pages: ClassVar[bool] = False
 
     def __init__(self, files: Any) -> None:
         self._files = files
         self._session: Any = None
+
+    @classmethod
+    def options(cls, options: Mapping[str, Any], storage: Storage) -> dict[str, Any]:  # noqa: ARG003
+        """The arguments of the filesystem: the options of the user, and those that the client needs."""
+        return dict(options)
 
     async def open(self) -> None:
         if hasattr(self._files, "set_session"):

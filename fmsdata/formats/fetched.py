@@ -8,8 +8,8 @@ import numpy as np
 
 from fmsdata.core.ranges import Range
 from fmsdata.core.tokens import Tokens
-from fmsdata.formats.arrow.damage import Truncated
 from fmsdata.formats.base import Data, Read, Reading
+from fmsdata.formats.damage import Truncated
 
 
 class Fetched:

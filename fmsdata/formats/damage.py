@@ -7,11 +7,9 @@ import pyarrow as pa
 
 from fmsdata.errors import DataError
 
-NOT_WHOLE = "not a whole Arrow IPC file, it is truncated or of another kind"
-
 
 class Truncated(Exception):
-    """The bytes are not a complete Arrow file."""
+    """The bytes are not a complete file."""
 
 
 DAMAGE = (struct.error, IndexError, ValueError, OverflowError, OSError, Truncated, pa.ArrowException)
