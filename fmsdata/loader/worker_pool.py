@@ -119,7 +119,7 @@ class WorkerPool:
                 self._report_death(worker)
 
     def _report_death(self, worker: Worker) -> None:
-        if self._ending:  # it died because it was told to
+        if self._ending:  # it died because it was ended
             return
         if self._death is None:
             process = worker.process

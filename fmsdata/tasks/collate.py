@@ -48,6 +48,5 @@ def _collate(samples: Sequence[Item], **_: object) -> dict[str, Any]:
 
 
 # torch exports no public name for this registry. Changing it in place is what the documentation of
-# `torch.utils.data.default_collate` recommends for other types ("Option 2"), the same in torch 2.6
-# to 2.13.
+# `torch.utils.data.default_collate` recommends for other types ("Option 2").
 default_collate_fn_map[Item] = _collate

@@ -435,7 +435,7 @@ def token_file(lengths: Sequence[int], kind: Any, *, rows: int | None, text: int
     """A large file: a batch per document, or `rows` of them in each; beside each document a text of this length."""
     values = kind if rows is None else kind.value_type
     total = int(np.sum(lengths))
-    tokens = pa.array(np.arange(total).astype(values.to_pandas_dtype()))
+    tokens = pa.array(np.arange(total).astype(str(values)))
     ends = offsets(np.array(lengths, np.int64))
     batches = []
     for first in range(0, len(lengths), rows or 1):

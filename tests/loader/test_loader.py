@@ -36,7 +36,7 @@ def test_prompt_tokens_are_not_learned(corpus: Path) -> None:
 
 
 def test_padding_is_not_learned_even_if_it_looks_like_a_token(corpus: Path) -> None:
-    """The padding token here is the EOS token: it is told apart by where it stands."""
+    """The padding token here is the EOS token: it is recognized by its position."""
     make = maker(corpus, pack__mode="pad", pack__pad=0, pack__seq_len=24, loader__outputs=ALL)
     padded = 0
     for batch in islice(make(0, 1), 60):
@@ -78,7 +78,7 @@ def test_outputs_agree_with_each_other_and_with_the_provenance(corpus: Path, ove
         assert set(range(0, ids.numel(), shape[1])) <= starts, "every row starts a sequence"
         for row in range(shape[0]):
             line = ids[row].tolist()
-            real = [one for one in line if one >= 0]
+            real = [number for number in line if number >= 0]
             assert real == sorted(real)
             assert sorted(set(real)) == list(range(max(real) + 1))
             changes = {row * shape[1] + i for i in range(1, shape[1]) if line[i] != line[i - 1]}
@@ -86,9 +86,9 @@ def test_outputs_agree_with_each_other_and_with_the_provenance(corpus: Path, ove
             # behind each EOS (0) the next document starts; EOL (3) still belongs to the one before
             # it
             tokens = batch["input_ids"][row].tolist()
-            for i, one in enumerate(line):
-                if one >= 0:
-                    assert one == tokens[:i].count(0) - (tokens[i] == 3 and tokens[i - 1] == 0)
+            for i, number in enumerate(line):
+                if number >= 0:
+                    assert number == tokens[:i].count(0) - (tokens[i] == 3 and tokens[i - 1] == 0)
             assert len(batch["epochs"][row]) == len(batch["provenance"][row])
 
 
@@ -213,7 +213,7 @@ def test_sources_of_different_types_share_a_batch(tmp_path: Path) -> None:
     sources = {name: {"weight": 1} for name in ("web", "wiki", "code")}
     make = maker(tmp_path, sources=sources, loader__batch_size=8)
     seen = {token for batch in islice(make(0, 1), 40) for token in batch["input_ids"].flatten().tolist()}
-    assert {int(token) for one in big for token in one} & seen
+    assert {int(token) for document in big for token in document} & seen
     assert min(seen) == 0
 
 
@@ -224,8 +224,8 @@ def test_rank_and_world_size_come_from_the_environment(corpus: Path, monkeypatch
     loader = fmsdata.StatefulDataLoader(data, batch_size=1)
     assert (loader.rank, loader.world_size) == (2, 3)
     assert len(next(iter(data)).tokens) == 17
-    told = fmsdata.StatefulDataLoader(data, batch_size=1, rank=0, world_size=2)
-    assert (told.rank, told.world_size) == (0, 2)
+    explicit = fmsdata.StatefulDataLoader(data, batch_size=1, rank=0, world_size=2)
+    assert (explicit.rank, explicit.world_size) == (0, 2)
     monkeypatch.delenv("RANK")
     with pytest.raises(fmsdata.ConfigError, match="WORLD_SIZE=3 is in the environment, but RANK is not; set both"):
         fmsdata.StatefulDataLoader(data, batch_size=1)

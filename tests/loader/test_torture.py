@@ -55,7 +55,7 @@ def rank_main(
     catch: bool,
     last: int,
 ) -> None:
-    """One rank of a trainer. It goes on after the death of a worker if it is told to catch that."""
+    """One rank of a trainer. With `catch`, it continues after the death of a worker."""
     if trap:
         owner = os if trap[0] == "fsync" else location.Location
         kill_at_call(owner, *trap)
@@ -179,7 +179,7 @@ def check(runs: list[Path], make: testing.MakeLoader, corpus: Path) -> None:
     for ranks in attempts:
         assert len({rank[0]["start"] for rank in ranks}) == 1, "all ranks went on from the same place"
         starts.append(ranks[0][0]["start"])
-    assert starts == sorted(starts), "a checkpoint that was gone on from is not lost"
+    assert starts == sorted(starts), "a checkpoint that a run resumed from is not lost"
     assert len(set(starts)) > 5
     reference: dict[int, Any] = {}
     for g, (batch,) in enumerate(zip(islice(make(0, 1), 60_000))):
@@ -216,8 +216,8 @@ def read(path: Path) -> list[Any]:
 
 def exactly_once(noted: dict[int, Any], stored: testing.Stored) -> None:
     spans: dict[Any, list[tuple[int, int]]] = defaultdict(list)
-    for _, some, epochs in noted.values():
-        for (source, shard, document, start, stop), epoch in zip(some, epochs, strict=True):
+    for _, row_spans, epochs in noted.values():
+        for (source, shard, document, start, stop), epoch in zip(row_spans, epochs, strict=True):
             spans[source, shard, document, epoch].append((start, stop))
     for (source, shard, document), tokens in stored.items():
         for epoch in (0, 1):
@@ -226,6 +226,6 @@ def exactly_once(noted: dict[int, Any], stored: testing.Stored) -> None:
                 assert start == place, (source, shard, document, epoch)
                 place = stop
             assert place == len(tokens), (source, shard, document, epoch)
-    for document, some in spans.items():
-        ends = sorted(some)
-        assert all(one[1] <= other[0] for one, other in pairwise(ends)), document
+    for document, document_spans in spans.items():
+        ends = sorted(document_spans)
+        assert all(before[1] <= after[0] for before, after in pairwise(ends)), document

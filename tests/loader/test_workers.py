@@ -47,7 +47,7 @@ def contents(loader: Any, steps: int) -> list[Any]:
     """All that a trainer gets, and the state after each step."""
     seen = []
     for batch in islice(loader, steps):
-        plain = {name: one.tolist() if isinstance(one, torch.Tensor) else one for name, one in batch.items()}
+        plain = {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
         seen.append((plain, loader.state_dict()))
     loader.close()
     return seen
@@ -130,9 +130,9 @@ def test_lanes_that_were_left_behind_come_first_with_workers_too(corpus: Path) -
     states = [loader.state_dict() for loader in loaders]
     seen = []
     for count in (0, 2):
-        one = maker(corpus, lanes=8, loader__batch_size=2, loader__num_workers=count)(0, 1)
-        one.load_state_dict(states)
-        seen.append(contents(one, 80))
+        loader = maker(corpus, lanes=8, loader__batch_size=2, loader__num_workers=count)(0, 1)
+        loader.load_state_dict(states)
+        seen.append(contents(loader, 80))
     assert seen[0] == seen[1]
 
 
@@ -327,7 +327,7 @@ def test_batches_from_workers_are_not_overwritten(corpus: Path) -> None:
     batches = [batch["input_ids"] for batch in islice(loader, 100)]
     loader.close()
     plain = [batch["input_ids"] for batch in islice(maker(corpus, loader__batch_size=4)(0, 1), 100)]
-    assert all(torch.equal(one, other) for one, other in zip(batches, plain, strict=True))
+    assert all(torch.equal(batch, other) for batch, other in zip(batches, plain, strict=True))
 
 
 SCRIPT = """
@@ -444,8 +444,8 @@ def test_tensors_are_pinned_if_there_is_an_accelerator(
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     loader = maker(corpus, loader__pin_memory=True, loader__outputs=["provenance"], loader__num_workers=workers)(0, 1)
     batch = next(iter(loader))
-    assert any(one is batch["input_ids"] for one in pinned)
-    assert any(one is batch["labels"] for one in pinned)
+    assert any(tensor is batch["input_ids"] for tensor in pinned)
+    assert any(tensor is batch["labels"] for tensor in pinned)
     loader.close()
 
 

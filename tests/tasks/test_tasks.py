@@ -91,15 +91,15 @@ def rearranged(item: Item, task: FillInTheMiddle) -> list[int]:
         key = mix(mix(item.key ^ key_of("fill_in_the_middle")) ^ number)
         if len(places) < 6 or draw(key, 0) >= task.rate:
             continue
-        kept = [tokens[one] for one in places[:-3]]
+        kept = [tokens[place] for place in places[:-3]]
         low, high = sorted(int(draw(key, cut) * (len(kept) + 1)) for cut in (2, 3))
         prefix, middle, suffix = kept[:low], kept[low:high], kept[high:]
         if draw(key, 1) < task.spm_rate:
             new = [PRE, SUF, *suffix, MID, *prefix, *middle]
         else:
             new = [PRE, *prefix, SUF, *suffix, MID, *middle]
-        for one, token in zip(places, new, strict=True):
-            tokens[one] = token
+        for place, token in zip(places, new, strict=True):
+            tokens[place] = token
     return tokens
 
 
@@ -390,7 +390,7 @@ def run(program: str, folder: Path) -> str:
 def test_the_function_of_the_docs_works_from_the_current_directory(corpus: Path) -> None:
     page = (ROOT / "docs" / "tasks.md").read_text()
     (corpus / "my_tasks.py").write_text(page.split("```python\n# my_tasks.py\n")[1].split("```")[0])
-    told = run(
+    printed = run(
         """
 import os, sys
 from itertools import islice
@@ -413,7 +413,7 @@ if __name__ == "__main__":
 """,
         corpus,
     )
-    on_path, same, changed = told.splitlines()
+    on_path, same, changed = printed.splitlines()
     assert (on_path, same) == ("False", "True 32")
     assert 0.4 < int(changed) / (32 * 31) < 0.6
 
@@ -448,7 +448,7 @@ def test_a_function_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) 
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.py").write_text(text)
-    told = run(
+    printed = run(
         f"""
 import fmsdata
 for name in {list(BAD_FUNCTIONS)}:
@@ -459,7 +459,7 @@ for name in {list(BAD_FUNCTIONS)}:
 """,
         tmp_path,
     )
-    for line, message in zip(told.splitlines(), BAD_FUNCTIONS.values(), strict=True):
+    for line, message in zip(printed.splitlines(), BAD_FUNCTIONS.values(), strict=True):
         assert message in line
 
 
@@ -500,7 +500,7 @@ MASK = {"name": "masked_lm", "mask": 1, "vocab_size": 10}
 
 
 @pytest.mark.parametrize(
-    ("told", "message"),
+    ("described", "message"),
     [
         (3, "task is 3; it must be a name, or a dict"),
         (["causal_lm"], "it must be a name, or a dict"),
@@ -539,9 +539,9 @@ MASK = {"name": "masked_lm", "mask": 1, "vocab_size": 10}
     ],
     ids=str,
 )
-def test_what_cannot_be_a_task_is_an_error_that_says_why(told: Any, message: str) -> None:
+def test_what_cannot_be_a_task_is_an_error_that_says_why(described: Any, message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        task_from(told)
+        task_from(described)
     assert message in str(error.value)
 
 

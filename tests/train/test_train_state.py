@@ -155,7 +155,7 @@ def test_a_rank_reads_only_the_files_that_it_needs(
         read.clear()
         loader = make(rank, world_size)
         train_state.restore(train_state.load(tmp_path / "run", loader), loader)
-        assert sorted(read) == sorted(f"train-{one}-of-12.pt" for one in needed)
+        assert sorted(read) == sorted(f"train-{rank}-of-12.pt" for rank in needed)
 
 
 def test_the_loader_cannot_be_forgotten(make: MakeLoader) -> None:
@@ -244,11 +244,11 @@ def test_every_kind_of_scheduler_goes_on(
         return optimizer, scheduler
 
     def rates(scheduler: lr_scheduler.LRScheduler) -> list[Any]:
-        told = []
+        rates = []
         for _ in range(5):
             scheduler.step()
-            told.append(scheduler.get_last_lr())
-        return told
+            rates.append(scheduler.get_last_lr())
+        return rates
 
     optimizer, scheduler = new()
     for _ in range(3):
@@ -397,8 +397,8 @@ def test_a_folder_that_is_not_whole_is_refused_and_the_file_named(make: MakeLoad
     (folder / "notes.txt").write_text("a stray file is no matter")
     (folder / ".train-0-of-9.pt.unfinished").write_text("nor is one that was not finished")
     assert [state["rank"] for state in train_state.load(folder)] == [0, 1, 2]
-    one = folder / "train-1-of-3.pt"
-    whole = one.read_bytes()
+    file = folder / "train-1-of-3.pt"
+    whole = file.read_bytes()
 
     def refused(words: str) -> None:
         for loader in (None, make(1, 3), make(0, 3) if "missing" in words or "ranks" in words else None):
@@ -406,13 +406,13 @@ def test_a_folder_that_is_not_whole_is_refused_and_the_file_named(make: MakeLoad
                 train_state.load(folder, loader)
 
     for size in (0, 1, len(whole) // 2, len(whole) - 1):
-        one.write_bytes(whole[:size])
+        file.write_bytes(whole[:size])
         refused(r"train-1-of-3.pt is truncated or damaged")
-    one.unlink()
+    file.unlink()
     refused(r"train-1-of-3.pt is missing")
-    one.write_bytes((folder / "train-2-of-3.pt").read_bytes())
+    file.write_bytes((folder / "train-2-of-3.pt").read_bytes())
     refused(r"train-1-of-3.pt is truncated or damaged: it is the state of rank 2 of 3; the file was renamed")
-    one.write_bytes(whole)
+    file.write_bytes(whole)
     (folder / "train-3-of-3.pt").write_bytes(whole)
     refused(r"train-3-of-3.pt does not belong there")
     (folder / "train-3-of-3.pt").rename(folder / "train-0-of-2.pt")
@@ -473,7 +473,7 @@ def test_every_device_has_a_generator_and_new_devices_are_seeded_by_the_rule(
     make: MakeLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def with_devices(count: int) -> list[torch.Generator]:
-        devices = [torch.Generator().manual_seed(50 + one) for one in range(count)]
+        devices = [torch.Generator().manual_seed(50 + device) for device in range(count)]
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "init", lambda: None)
         monkeypatch.setattr(torch.cuda, "default_generators", tuple(devices))
@@ -481,15 +481,18 @@ def test_every_device_has_a_generator_and_new_devices_are_seeded_by_the_rule(
 
     saved = with_devices(2)
     state = train_state.build(make(0, 1), step=8, tokens_seen=0)
-    expected = [torch.rand(3, generator=one) for one in saved]
+    expected = [torch.rand(3, generator=generator) for generator in saved]
     rule = torch.Generator().manual_seed(key_of(SEED, "train state", 8, 0, "cuda:2"))
     expected.append(torch.rand(3, generator=rule))
     for count in (1, 2, 3):
         now = with_devices(count)
-        for one in now:
-            one.manual_seed(1)
+        for generator in now:
+            generator.manual_seed(1)
         train_state.restore(state, make(0, 1))
-        assert all(torch.equal(torch.rand(3, generator=one), want) for one, want in zip(now, expected, strict=False))
+        assert all(
+            torch.equal(torch.rand(3, generator=generator), want)
+            for generator, want in zip(now, expected, strict=False)
+        )
     monkeypatch.undo()
     train_state.restore(state, make(0, 1))
 

@@ -28,7 +28,7 @@ class TokenColumn:
         self.index = _token_column(schema, column, name)
         self.type = schema.field(self.index).type
         self.listed = not pa.types.is_integer(self.type)
-        self.dtype: np.dtype[Any] = np.dtype((self.type.value_type if self.listed else self.type).to_pandas_dtype())
+        self.dtype: np.dtype[Any] = np.dtype(str(self.type.value_type if self.listed else self.type))
         self.fixed_size: int | None = self.type.list_size if pa.types.is_fixed_size_list(self.type) else None
         self.ends = np.dtype(np.int64 if pa.types.is_large_list(self.type) else np.int32)  # the type of list offsets
         before = [schema.field(i).type for i in range(self.index)]

@@ -8,7 +8,8 @@ to do this. These are used:
 - `client._endpoint.http_session`, an `aiobotocore.httpsession.AIOHTTPSession`;
 - its `send`, with a `botocore.awsrequest.AWSPreparedRequest`;
 - `status_code`, `headers` and `raw` of the response;
-- `aiobotocore.response.AioStreamingBody`, to read the body as botocore does.
+- `aiobotocore.response.AioStreamingBody` (`StreamingBody` before aiobotocore 3), to read the body as
+  botocore does.
 
 If a version of the libraries lacks one of them, `prepare` returns None, and `S3Client` makes plain
 signed requests through the public interface: the same bytes, more slowly.
@@ -32,10 +33,11 @@ Send = Callable[[], Awaitable[RawResponse]]
 def prepare(client: Any, url: str, headers: Mapping[str, str]) -> Send | None:
     """A call that sends a GET request through an S3 client's session; None if that can't be done."""
     try:
+        from aiobotocore import response as bodies
         from aiobotocore.httpsession import AIOHTTPSession
-        from aiobotocore.response import AioStreamingBody
         from botocore.awsrequest import AWSPreparedRequest
 
+        body_class = getattr(bodies, "AioStreamingBody", None) or bodies.StreamingBody
         session = client._endpoint.http_session
         request = AWSPreparedRequest("GET", url, dict(headers), None, True)
     except (ImportError, AttributeError, TypeError):
@@ -46,6 +48,6 @@ def prepare(client: Any, url: str, headers: Mapping[str, str]) -> Send | None:
     async def send() -> RawResponse:
         response = await session.send(request)
         length = response.headers.get("content-length")
-        return RawResponse(response.status_code, response.headers, AioStreamingBody(response.raw, length))
+        return RawResponse(response.status_code, response.headers, body_class(response.raw, length))
 
     return send
