@@ -18,7 +18,8 @@ PATIENCE = 20  # epochs without a single item before a stage gives up
 class TransformIterator(StageIterator):
     """Applies the `transform` of a stage to each item.
 
-    The state is the state below before the item in progress, and how many of its outputs were taken.
+    The state has two parts: the state of the stage below before the current item, and how many
+    outputs of that item were taken.
     """
 
     def __init__(self, stage: "Stage", lane: Lane, state: State | None) -> None:

@@ -15,7 +15,7 @@ from fmsdata.formats.base import Layout, Reading, Shard
 
 
 def _accept(name: str, data: pa.Buffer) -> None:
-    """The format has no files that can't be read from remote storage."""
+    """Every file of the format can be read from remote storage."""
 
 
 class Format(NamedTuple):

@@ -33,6 +33,7 @@ from fmsdata.run.state import pack_state
 from fmsdata.run.stats import Meter, Stats
 from fmsdata.storage.stats import StorageStats
 from fmsdata.tasks.base import Task
+from fmsdata.tasks.batch import check_outputs
 from fmsdata.tasks.causal_lm import CausalLM
 from fmsdata.tasks.collate import Collate
 
@@ -74,6 +75,7 @@ class StatefulDataLoader:
             raise ConfigError(f"a loader reads a Rescalable, not {data!r}")
         self.data = data
         self.batch_size = whole("batch_size", batch_size, least=1)
+        check_outputs(outputs)
         self.outputs = tuple(outputs)
         self.task: Task = task or CausalLM()
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
@@ -93,6 +95,8 @@ class StatefulDataLoader:
         self._opened: Lanes | None = None  # for the next engine, if it reads in this process
         self._positions: Positions
         self._saved_step: int | None  # the step that is in the checkpoint folder already
+        if not isinstance(checkpoint, Checkpoints | None):
+            raise ConfigError(f"checkpoint is {checkpoint!r}; it must be a Checkpoints, as in Checkpoints('folder')")
         self.checkpoint = checkpoint
         states = None if checkpoint is None else checkpoint.load(self._mine)
         if states is None:

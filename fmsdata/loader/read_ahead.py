@@ -56,6 +56,7 @@ class ReadAhead:
         )
         self._thread.start()
         _RUNNING.add(self)
+        _THREADS.add(self._thread)
 
     def _run(self, open_source: Callable[[], BatchSource], finish: BatchFinisher) -> None:
         try:
@@ -64,7 +65,8 @@ class ReadAhead:
                 self._room.get()
                 self._ready.put(finish(self._source.next()))
         except BaseException as error:
-            self._ready.put(error)
+            if not self._stop.is_set():  # else nothing reads it, and its traceback keeps memory alive
+                self._ready.put(error)
         finally:
             if self._source is not None:
                 self._source.close()
@@ -77,7 +79,10 @@ class ReadAhead:
                 self._check()
                 continue
             if isinstance(batch, BaseException):
-                raise batch
+                try:
+                    raise batch
+                finally:
+                    del batch  # the traceback holds this frame: without a cycle, all is freed at once
             self._room.put(None)
             return batch
 
@@ -114,11 +119,14 @@ class ReadAhead:
                 return
 
 
-# A running thread keeps its object alive.
+# A running thread keeps its object alive, up to the moment when it frees what was read ahead.
 _RUNNING: "weakref.WeakSet[ReadAhead]" = weakref.WeakSet()
+_THREADS: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
     for read_ahead in list(_RUNNING):
         read_ahead.close()
+    for thread in list(_THREADS):  # tensors must not be freed while the interpreter shuts down
+        thread.join(PATIENCE_SECONDS)

@@ -168,5 +168,6 @@ def _describe_exit(code: int | None) -> str:
         return "ended"
     if code >= 0:
         return f"exited with code {code}"
-    name = signal.Signals(-code).name
+    known = -code in set(signal.Signals)
+    name = signal.Signals(-code).name if known else f"signal {-code}"
     return f"was killed by {name}" + (", perhaps because the system ran out of memory" if name == "SIGKILL" else "")

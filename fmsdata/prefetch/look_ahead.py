@@ -76,7 +76,7 @@ class LookAhead:
         return pending
 
     def pass_block(self, place: int, address: Address) -> None:
-        """The lane reads this place now."""
+        """Record that the lane has reached this block."""
         clock, tokens = self._lane.clock, self._order.tokens(address)
         self._next = max(self._next, place + 1)
         self._update_share()

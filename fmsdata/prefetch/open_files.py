@@ -29,7 +29,7 @@ def _ignore(what: str) -> None:
 
 
 class OpenFiles:
-    """Shards that are mapped, the most recently used ones, and blocks of remote ones.
+    """The most recently used local shards, mapped, and blocks of remote shards.
 
     `share` of the run's lanes are read together. Nothing is opened before it is read.
     """

@@ -361,3 +361,45 @@ def test_shared_memory_grows_and_shows_what_was_written_last() -> None:
     memory.write(b"x" * 100_000, b"y")
     assert bytes(memory.read(100_001)) == b"x" * 100_000 + b"y"
     assert bytes(first) == b"xxxx", "a view is of the same memory"
+
+
+def test_closing_frees_descriptors_without_the_garbage_collector(corpus: Path) -> None:
+    loader = maker(corpus, loader__num_workers=2)(0, 1)
+    list(islice(loader, 2))
+    loader.close()
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    gc.disable()
+    try:
+        for _ in range(5):
+            list(islice(loader, 2))
+            loader.close()
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()
+
+
+def test_a_signal_without_a_name_is_reported_by_number(corpus: Path) -> None:
+    loader = maker(corpus, loader__num_workers=1)(0, 1)
+    batches = iter(loader)
+    next(batches)
+    (worker,) = [child for child in multiprocessing.active_children() if child.name.startswith("fmsdata-worker")]
+    assert worker.pid is not None
+    os.kill(worker.pid, 40)
+    with pytest.raises(fmsdata.WorkerError, match="was killed by signal 40"):
+        for _ in range(10_000):
+            next(batches)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"checkpoint": "folder"}, r"checkpoint is 'folder'; it must be a Checkpoints, as in Checkpoints\('folder'\)"),
+        ({"outputs": "epochs"}, "outputs is 'epochs'; it must be a list of names"),
+        ({"outputs": 5}, "outputs is 5; it must be a list of names"),
+    ],
+)
+def test_arguments_of_the_wrong_type_are_named(corpus: Path, arguments: dict[str, Any], message: str) -> None:
+    data = maker(corpus)(0, 1).data
+    with pytest.raises(fmsdata.ConfigError, match=message):
+        fmsdata.StatefulDataLoader(data, batch_size=1, **arguments)
