@@ -93,7 +93,7 @@ def test_a_missing_folder_is_named(corpus: Path) -> None:
         build(corpus, {"path": str(corpus / "nowhere")})
     with pytest.raises(DataError, match=r"source 'news': there is no folder .*news; must be one of web, wiki"):
         build(corpus, {"sources.news": {"weight": 1}})
-    with pytest.raises(DataError, match=r"part-0.arrow: the folder of the source is a file"):
+    with pytest.raises(DataError, match=r"part-0.arrow: is a file, not a folder"):
         fmsdata.ShardReader(corpus / "web" / "part-0.arrow")
 
 

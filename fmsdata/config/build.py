@@ -147,7 +147,7 @@ def _source_paths(root: Location, sources: Mapping[str, SourceConfig] | None) ->
     """The folders of the sources. Remote folders are listed here, all at once."""
     root = root.listed()
     if (root.local is not None or sources is None) and not root.is_dir():
-        raise DataError(f"{root}: {'is a file, not a folder' if root.exists() else 'no such folder'}; check `path`")
+        raise DataError(f"{root}: {root.why_no_folder()}; check `path`")
     if sources is None:
         return _folders_with_shards(root)
     root = root.listed(*(source.path or name for name, source in sources.items()))
@@ -156,7 +156,7 @@ def _source_paths(root: Location, sources: Mapping[str, SourceConfig] | None) ->
         if path.exists():
             continue
         if not root.is_dir():
-            raise DataError(f"{root}: no such folder; check `path`")
+            raise DataError(f"{root}: {root.why_no_folder()}; check `path`")
         if path.parent.is_dir():
             existing = [folder for folder in path.parent.folders() if folder != "meta"]
             raise DataError(f"source {name!r}: there is no folder {path}; {suggestion(path.name, existing)}")

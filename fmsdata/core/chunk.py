@@ -4,7 +4,7 @@ A chunk is a table of spans, and the index of the first span of each item (a doc
 planning is arithmetic on that table. Tokens stay where they are until a batch is made of them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -61,10 +61,7 @@ class Chunk:
     def line_length(self) -> int:
         """The length of all items, which must be the same."""
         lengths = self.lengths()
-        if lengths.min() != lengths.max():
-            raise StageError(
-                f"lines of {lengths.min()} and {lengths.max()} tokens can't be in one batch; put a Pack below"
-            )
+        check_lengths({int(lengths.min()), int(lengths.max())})
         return int(lengths[0])
 
     @cached_property
@@ -331,6 +328,14 @@ class Item:
     @property
     def _origin(self) -> Buffer:
         return self.chunk.buffers[int(self.chunk.spans[self._stored, BUFFER])]
+
+
+def check_lengths(lengths: Iterable[int]) -> None:
+    """Raise unless all lines of a batch have the same length."""
+    if len(different := set(lengths)) > 1:
+        raise StageError(
+            f"lines of {' and '.join(map(str, sorted(different)))} tokens can't be in one batch; put a Pack below"
+        )
 
 
 def _renewed(buffer: Buffer, tokens: Tokens) -> Buffer:

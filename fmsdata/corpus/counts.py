@@ -66,8 +66,7 @@ def list_shards(folder: Location) -> ShardList:
         if entries:
             return ShardList([entry.name for entry in entries], tuple(entries))
     if not folder.is_dir():
-        problem = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise DataError(f"{folder}: the folder of the source {problem}; check `path`")
+        raise DataError(f"{folder}: {folder.why_no_folder()}; check `path` of the source")
     shards = folder.names(SUFFIXES)
     if not shards:
         raise DataError(f"{folder}: no shards; a source is a folder with files ending in {', '.join(SUFFIXES)}")

@@ -21,7 +21,7 @@ def write_index(root: str | os.PathLike[str] | Location, column: str | None = No
     """
     root = Location(root).listed()
     if root.local is not None and not root.is_dir():
-        raise DataError(f"{root}: {'is a file, not a folder' if root.exists() else 'no such folder'}")
+        raise DataError(f"{root}: {root.why_no_folder()}; check the path")
     shards = root.names(SUFFIXES)
     if not shards:
         raise DataError(f"{root}: no files ending in {', '.join(SUFFIXES)} below it; check the path")

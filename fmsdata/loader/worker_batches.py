@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fmsdata.core.chunk import Chunk
+from fmsdata.core.chunk import Chunk, check_lengths
 from fmsdata.core.tokens import Tokens
 from fmsdata.errors import StageError
 from fmsdata.loader.batches import LineBatch
@@ -29,7 +29,7 @@ from fmsdata.loader.worker_pool import WorkerPool
 from fmsdata.run.positions import Milestone, Positions
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.storage.stats import StorageStats
-from fmsdata.tasks.batch import Batch, check_lengths
+from fmsdata.tasks.batch import Batch
 
 PREFETCH = 2  # rounds that are requested in advance
 MEMORIES = PREFETCH + 1  # of each worker

@@ -195,6 +195,10 @@ class Location:
             return False
         return True
 
+    def why_no_folder(self) -> str:
+        """Why this is not a folder, for errors."""
+        return "is a file, not a folder" if self.exists() else "no such folder"
+
     def is_dir(self) -> bool:
         """Whether it is a folder. On an object store: whether there is anything in it."""
         if self.local is not None:

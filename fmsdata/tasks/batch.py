@@ -3,7 +3,7 @@
 Tokens are copied here and only here.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fmsdata.core.chunk import Chunk, Row, epochs, provenance
+from fmsdata.core.chunk import Chunk, Row, check_lengths, epochs, provenance
 from fmsdata.core.keys import Ints, Keys, mix_array, offsets
 from fmsdata.core.spans import BEGINS, BUFFER, DOCUMENT, LENGTH, PADDING, POSITION, TAIL, Span
 from fmsdata.core.tokens import Tokens
-from fmsdata.errors import ConfigError, StageError
+from fmsdata.errors import ConfigError
 
 
 class DocumentSpans(NamedTuple):
@@ -187,11 +187,3 @@ def gather(rows: Sequence[Row]) -> Tokens:
 def padding_of(rows: Sequence[Row]) -> list[int]:
     """How many tokens at the end of each line are padding."""
     return [chunk.padding[row] for chunk, row in rows]
-
-
-def check_lengths(lengths: Iterable[int]) -> None:
-    """Raise unless all lines of a batch have the same length."""
-    if len(different := set(lengths)) > 1:
-        raise StageError(
-            f"lines of {' and '.join(map(str, sorted(different)))} tokens can't be in one batch; put a Pack below"
-        )

@@ -271,7 +271,7 @@ def test_index_leaves_the_counts_alone_if_a_shard_is_torn(root: Path) -> None:
 def test_a_missing_folder_a_file_and_an_empty_folder_are_errors(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
-    for name, why in (("gone", "does not exist"), ("file", "not a folder"), ("empty", "no shards")):
+    for name, why in (("gone", "no such folder"), ("file", "not a folder"), ("empty", "no shards")):
         with pytest.raises(DataError, match=f"{name}.*{why}"):
             read_counts(tmp_path / name)
         with pytest.raises(DataError, match=name):

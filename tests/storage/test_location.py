@@ -467,9 +467,13 @@ def test_what_is_not_there_is_named_with_what_to_check(on_s3: Elsewhere, home: P
         (
             lambda: fmsdata.ShardReader(there / "web/part-0.arrow"),
             DataError,
-            f"{there}/web/part-0.arrow: the folder of the source is a file, not a folder; check `path`",
+            f"{there}/web/part-0.arrow: is a file, not a folder; check `path` of the source",
         ),
-        (lambda: fmsdata.ShardReader(there / "no"), DataError, f"{there}/no: the folder of the source does not exist"),
+        (
+            lambda: fmsdata.ShardReader(there / "no"),
+            DataError,
+            f"{there}/no: no such folder; check `path` of the source",
+        ),
         (lambda: write_index(there / "no"), DataError, f"{there}/no: no files ending in .arrow below it"),
     ]
     for call, kind, words in cases:
