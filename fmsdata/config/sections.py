@@ -169,7 +169,11 @@ class LoaderConfig(Section):
     persistent_workers: bool = True
     """Keep the workers after an iteration has ended."""
     multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = None
-    """How workers are started; by default as on this system."""
+    """How workers are started; by default from a fork server."""
+    stall_warning: Seconds = 30.0
+    """Seconds without a batch after which the loader warns, and says what it waits for."""
+    stall_timeout: Seconds | None = None
+    """Seconds without a batch after which the loader raises an error; by default it waits."""
 
     @field_validator("outputs")
     @classmethod

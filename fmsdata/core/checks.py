@@ -42,6 +42,13 @@ def rate(name: str, value: Any) -> float:
     return float(value)
 
 
+def seconds(name: str, value: Any) -> float:
+    """A duration, which must be above zero."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise ConfigError(f"{name} is {value!r}; it must be a number of seconds above zero")
+    return float(value)
+
+
 def byte_count(text: str) -> int | None:
     """A number of bytes as people write it; None if the text is not one.
 

@@ -20,9 +20,12 @@ from fmsdata.core.checks import whole
 from fmsdata.core.state import State
 from fmsdata.errors import ConfigError, FmsdataWarning
 from fmsdata.loader.batches import BatchFinisher, BatchSource, LocalBatchSource
+from fmsdata.loader.fork_server import ForkServer
+from fmsdata.loader.patience import StallLimits
 from fmsdata.loader.read_ahead import OnDemand, ReadAhead
 from fmsdata.loader.sigterm import EXIT_CODE, Sigterm
 from fmsdata.loader.worker_batches import WorkerBatchSource
+from fmsdata.loader.worker_pool import DEFAULT_METHOD
 from fmsdata.planning.schedule import Segment, continued
 from fmsdata.run.checkpoints import Checkpoints
 from fmsdata.run.lanes import Lanes
@@ -70,6 +73,8 @@ class StatefulDataLoader:
         persistent_workers: bool = True,
         multiprocessing_context: str | None = None,
         checkpoint: Checkpoints | None = None,
+        stall_warning: float = 30.0,
+        stall_timeout: float | None = None,
     ) -> None:
         if not isinstance(data, Rescalable):
             raise ConfigError(f"a loader reads a Rescalable, not {data!r}")
@@ -86,7 +91,15 @@ class StatefulDataLoader:
             collate=Collate(task=self.task, outputs=self.outputs), pin_memory=_can_pin() if pin_memory else False
         )
         self._persistent_workers = persistent_workers
-        self._context = _checked_context(multiprocessing_context)
+        self._method = _checked_method(multiprocessing_context)
+        self._stall_limits = StallLimits.checked(stall_warning, stall_timeout)
+        if stall_timeout is not None and not self.prefetch and not self.num_workers:
+            raise ConfigError(
+                "stall_timeout needs prefetch or num_workers: without them the trainer's own thread makes the batches, "
+                "and nothing can interrupt it"
+            )
+        if self.num_workers and self._method == DEFAULT_METHOD:
+            ForkServer.shared()  # it imports what workers need while the trainer prepares other things
         self._engine: ReadAhead | OnDemand | None = None  # makes the batches
         self._engine_process = os.getpid()
         self._fetched = StorageStats()  # by engines that have ended
@@ -146,9 +159,9 @@ class StatefulDataLoader:
     def _start_engine(self) -> ReadAhead | OnDemand:
         open_source = self._batch_source()
         engine = (
-            ReadAhead(open_source, self._finish, self.prefetch)
+            ReadAhead(open_source, self._finish, self.prefetch, self._stall_limits)
             if self.prefetch
-            else OnDemand(open_source, self._finish)
+            else OnDemand(open_source, self._finish, self._stall_limits)
         )
         # A loader that is dropped does not wait for its thread here: Python would swallow an
         # interrupt meanwhile.
@@ -167,7 +180,7 @@ class StatefulDataLoader:
                 batch_size=self.batch_size,
                 extra_tokens=self.task.extra_tokens,
                 needs_lines=bool(self.outputs) or getattr(self.task, "needs_lines", True),
-                context=self._context,
+                method=self._method,
             )
         lanes = lanes or self.data.start(self._mine, self._positions.states(self._mine))
         return partial(
@@ -188,6 +201,15 @@ class StatefulDataLoader:
             self._fetched = replace(self._fetched + engine.stats(), held_bytes=0)
             self._forget_engine.detach()
             engine.close()
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The process ids of the workers; empty if none is running.
+
+        >>> loader.worker_pids     # doctest: +SKIP
+        [4711, 4712]
+        """
+        return [] if self._engine is None else self._engine.pids
 
     def stats(self) -> Stats:
         """What this rank has consumed, how fast, and how long it waited.
@@ -281,8 +303,8 @@ def _can_pin() -> bool:
     return True
 
 
-def _checked_context(context: str | None) -> str | None:
-    if context is not None and context not in multiprocessing.get_all_start_methods():
+def _checked_method(method: str | None) -> str:
+    if method is not None and method not in multiprocessing.get_all_start_methods():
         known = ", ".join(map(repr, multiprocessing.get_all_start_methods()))
-        raise ConfigError(f"multiprocessing_context is {context!r}; it must be one of {known}")
-    return context
+        raise ConfigError(f"multiprocessing_context is {method!r}; it must be one of {known}")
+    return method or DEFAULT_METHOD
