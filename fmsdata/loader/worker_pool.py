@@ -51,9 +51,9 @@ class Worker(NamedTuple):
         return f"{name}, which was reading {note}" if note else f"{name}, before it read anything"
 
     def release(self) -> None:
-        """Close everything that belongs to a worker that has ended."""
+        """Close everything that belongs to a worker that was ended."""
         self.channel.close()
-        if self.process.exitcode is not None:
+        with suppress(ValueError):  # a process of multiprocessing that is still alive can't be closed
             self.process.close()
 
 
@@ -109,7 +109,12 @@ def _serve_worker(spec: WorkerSpec, channel: Channel, theirs: Connection, method
         ) from None
     server = ForkServer.shared() if method == DEFAULT_METHOD else ForkServer()
     memories = [channel.note.memory, *channel.memories]
-    process = server.start([theirs.fileno(), *(memory.fileno() for memory in memories)])
+    try:
+        process = server.start([theirs.fileno(), *(memory.fileno() for memory in memories)])
+    except BaseException:
+        if method != DEFAULT_METHOD:
+            server.end()
+        raise
     theirs.close()  # if the worker dies early, writing to it must fail
     with suppress(ConnectionError):  # it died: `receive` finds out
         channel.requests.send(Surroundings.of_trainer(spec.index))

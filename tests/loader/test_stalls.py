@@ -16,7 +16,6 @@ import fmsdata
 from fmsdata.loader.patience import Patience, StallLimits
 from tests.helpers import documents, maker, worker_processes, write_source
 
-
 RELEASE = threading.Event()  # ends the function that never returns, when a test is over
 
 
