@@ -236,7 +236,12 @@ def test_closing_leaves_no_process_descriptor_or_thread(corpus: Path, method: st
 
 def test_a_pipeline_that_can_not_be_sent_leaves_nothing_behind(corpus: Path) -> None:
     lock = threading.Lock()
-    lines = fmsdata.Pack(fmsdata.Map(fmsdata.ShardReader(corpus / "web"), lambda item: item if lock else item), seq_len=9)
+
+    def locked(item: fmsdata.Item) -> fmsdata.Item:
+        with lock:
+            return item
+
+    lines = fmsdata.Pack(fmsdata.Map(fmsdata.ShardReader(corpus / "web"), locked), seq_len=9)
     loader = fmsdata.StatefulDataLoader(
         fmsdata.Rescalable(lines, lanes=4), batch_size=1, num_workers=2, multiprocessing_context="spawn"
     )

@@ -292,7 +292,12 @@ def test_an_error_in_a_worker_comes_at_the_same_batch_as_without_workers(
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_what_can_not_be_sent_to_a_worker_is_named(corpus: Path, method: str) -> None:
     lock = threading.Lock()
-    lines = fmsdata.Pack(fmsdata.Map(fmsdata.ShardReader(corpus / "web"), lambda item: item if lock else item), seq_len=9)
+
+    def locked(item: fmsdata.Item) -> fmsdata.Item:
+        with lock:
+            return item
+
+    lines = fmsdata.Pack(fmsdata.Map(fmsdata.ShardReader(corpus / "web"), locked), seq_len=9)
     loader = fmsdata.StatefulDataLoader(
         fmsdata.Rescalable(lines, lanes=4), batch_size=1, num_workers=1, multiprocessing_context=method
     )
