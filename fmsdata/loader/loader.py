@@ -33,7 +33,7 @@ from fmsdata.run.positions import Positions
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.run.state import pack_state
 from fmsdata.run.stats import Meter, Stats
-from fmsdata.run.wrappers import refuse_to_save_one_rank
+from fmsdata.run.wrappers import refuse_endless_evaluation, refuse_to_save
 from fmsdata.storage.stats import StorageStats
 from fmsdata.tasks.base import Task
 from fmsdata.tasks.batch import check_outputs
@@ -112,6 +112,8 @@ class StatefulDataLoader:
             self._saved_step = self._positions.step
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        if getattr(self, "steps", None) is None:
+            refuse_endless_evaluation()
         handle_sigterm = self.checkpoint is not None and self.checkpoint.on_sigterm
         with self._sigterm.handled(self._save_done) if handle_sigterm else nullcontext():
             try:
@@ -214,9 +216,9 @@ class StatefulDataLoader:
 
         >>> state = loader.state_dict(gather=True)     # doctest: +SKIP
         """
+        refuse_to_save(self._ranks, gather)
         if gather:
             return gather_state(lambda: self._state(self._positions), self._ranks, self.data.lanes)
-        refuse_to_save_one_rank(self._ranks)
         return self._state(self._positions)
 
     def _state(self, positions: Positions) -> State:

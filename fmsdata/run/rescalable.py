@@ -10,10 +10,11 @@ import json
 import logging
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from multiprocessing.context import get_spawning_popen
 from typing import NamedTuple
 
 from torch.distributed import ProcessGroup
@@ -33,9 +34,11 @@ from fmsdata.run.edits import edit_between
 from fmsdata.run.gather import gather_state
 from fmsdata.run.lanes import Lanes, unusable
 from fmsdata.run.ranks import Ranks
+from fmsdata.run.samples import Samples
+from fmsdata.run.shared_marks import SharedMarks
 from fmsdata.run.shares import source_sizes
-from fmsdata.run.state import pack_state, unpack_states
-from fmsdata.run.wrappers import refuse_to_save_one_rank, refuse_wrappers
+from fmsdata.run.state import unpack_states
+from fmsdata.run.wrappers import refuse_to_save, refuse_wrappers
 
 log = logging.getLogger("fmsdata")
 
@@ -73,6 +76,9 @@ class Rescalable(IterableDataset[Item]):
         self._newest: Samples | None = None  # the iteration whose state is that of this dataset
         self._loaded: list[State] | None = None  # the states that iterations start from
         self._sent: _SentRanks | None = None  # from the process that sent this dataset here
+        self._wrapper: str | None = None  # what reads the newest iteration ahead of the trainer
+        self._next_wrapper: str | None = None  # the same for the next iteration
+        self._have_workers = SharedMarks()  # the processes whose workers read it
         self._given = Ranks.given_by(rank, world_size, mesh, process_group)
         if self._given is not None:
             self.lanes_of(self._given.rank, self._given.world_size)
@@ -158,25 +164,33 @@ class Rescalable(IterableDataset[Item]):
             raise ConfigError(f"the loader is {ranks}, and its Rescalable is {own}; give the rank to one of them")
         return ranks or own or Ranks.found()
 
-    def __iter__(self) -> "Samples":
+    def __iter__(self) -> Samples:
         """The samples of this rank, one by one, from the start or from the loaded state."""
         refuse_wrappers(self._ranks_here(), self.lanes, self.seed)
+        trainer = multiprocessing.parent_process()
+        if get_worker_info() is None:
+            self._have_workers.discard(os.getpid())
+        elif trainer is not None and trainer.pid is not None:
+            self._have_workers.add(trainer.pid)
         self._newest = self._open()
+        self._wrapper, self._next_wrapper = self._next_wrapper, None
         return self._newest
 
     def set_epoch(self, epoch: int) -> None:  # noqa: ARG002
-        """Does nothing: the stream knows its epochs. Wrappers that can't read it exactly are refused here."""
-        refuse_wrappers(self._ranks_here(), self.lanes, self.seed)
+        """Does nothing: the stream knows its epochs.
+
+        Wrappers call it before they iterate. Those that can't read the stream exactly are refused.
+        """
+        self._next_wrapper = refuse_wrappers(self._ranks_here(), self.lanes, self.seed)
 
     def state_dict(self, *, gather: bool = False) -> State:
-        """The state of the newest iteration over this dataset.
+        """The state of the newest iteration over this dataset, in this process.
 
         With `gather`, that of all ranks: a collective, and the same on every rank.
         """
-        if gather:
-            return gather_state(self._state, self._ranks_here(), self.lanes)
-        refuse_to_save_one_rank(self._ranks_here())
-        return self._state()
+        ranks = self._ranks_here()
+        refuse_to_save(ranks, gather, "worker processes" if os.getpid() in self._have_workers else self._wrapper)
+        return gather_state(self._state, ranks, self.lanes) if gather else self._state()
 
     def _state(self) -> State:
         return (self._newest or self._open()).state_dict()
@@ -185,9 +199,10 @@ class Rescalable(IterableDataset[Item]):
         """Begin iterations at a state: that of one rank, or the list of those of all ranks."""
         self._open(state).log_changes()  # raises if the state does not belong here
         self._loaded = copy.deepcopy([state] if isinstance(state, Mapping) else list(state))
-        self._newest = None
+        self._newest, self._wrapper = None, None
+        self._have_workers.discard(os.getpid())
 
-    def _open(self, states: State | Sequence[State] | None = None) -> "Samples":
+    def _open(self, states: State | Sequence[State] | None = None) -> Samples:
         ranks = self._ranks_here()
         lanes = self.lanes_of(ranks.rank, ranks.world_size)
         worker = get_worker_info()
@@ -212,6 +227,8 @@ class Rescalable(IterableDataset[Item]):
         sent = None
         with suppress(ConfigError):  # it is raised where it matters: in the process that reads as this rank
             sent = _SentRanks(os.getpid(), replace(self._ranks_here(), groups=()))
+        if get_spawning_popen() is not None:  # to a process that is being started
+            self._have_workers.add(os.getpid())
         return {**vars(self), "_newest": None, "_given": given, "_sent": sent}
 
 
@@ -235,60 +252,3 @@ class Resumed(NamedTuple):
         """Log the changes, if there are any. Call it on one rank of a run."""
         if self.changes:
             log.warning("resuming from step %d with changes: %s", self.step, "; ".join(self.changes))
-
-
-class Samples(Iterator[Item]):
-    """The samples of some lanes, one by one, with a state after each."""
-
-    def __init__(self, data: Rescalable, lanes: Sequence[int], ranks: Ranks) -> None:
-        self._data, self._mine, self._ranks = data, lanes, ranks
-        self._checked = get_worker_info() is not None  # there, torch.distributed may be that of another process
-        self._pipeline = data.fingerprint
-        self._resumed: Resumed | None = None
-        self._start(0, None)
-
-    def _start(self, step: int, states: Mapping[int, State] | None) -> None:
-        self._lanes = self._data.start(self._mine, states)
-        self._positions = self._lanes.positions(step)
-        self._turns = self._positions.turns()
-
-    def __next__(self) -> Item:
-        if not self._mine:  # more worker processes than lanes
-            raise StopIteration
-        if not self._checked:
-            self._ranks.check("dataset")
-            self._checked = True
-        try:
-            samples = self._turns.take(1)
-            ((chunk, row),), passed = self._lanes.take(samples)
-            item = chunk[row]
-        except BaseException:
-            self._start(self._positions.step, self._positions.states(self._mine))
-            raise
-        self._positions = self._positions.after(samples, passed)
-        return item
-
-    def state_dict(self) -> State:
-        """The state of these lanes."""
-        return pack_state(
-            self._pipeline,
-            self._positions.state(),
-            step=self._positions.step,
-            history=[Segment(0, self._ranks.world_size, 1)],
-        )
-
-    def load_state_dict(self, state: State | Sequence[State]) -> None:
-        """Resume from a state."""
-        self.resume(state)
-        self.log_changes()
-
-    def resume(self, state: State | Sequence[State]) -> None:
-        """Resume from a state, without a word on changes."""
-        self._resumed = self._data.resume(state, self._mine)
-        self._start(self._resumed.step, self._resumed.lanes)
-        self._pipeline = self._resumed.pipeline
-
-    def log_changes(self) -> None:
-        """Log what changed since the state was saved, on one rank and worker."""
-        if 0 in self._mine and self._resumed is not None:
-            self._resumed.log_changes()

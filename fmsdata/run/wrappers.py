@@ -14,15 +14,23 @@ from typing import Any
 from fmsdata.errors import ConfigError
 from fmsdata.run.ranks import Ranks
 
+EXACT = (
+    "Use the loader of fmsdata, whose state is exact:\n"
+    "    loader = fmsdata.StatefulDataLoader(data, batch_size=...)\n"
+    "    state = loader.state_dict(gather=True)"
+)
 ONE_RANK_SAVERS = {"accelerate", "lightning", "pytorch_lightning"}  # they save what rank 0 returns
 
 
-def refuse_wrappers(ranks: Ranks, lanes: int, seed: int) -> None:
-    """Raise if the caller of the method that calls this is a wrapper that loses samples, or never ends."""
-    frames = list(_callers(2))
+def refuse_wrappers(ranks: Ranks, lanes: int, seed: int) -> str | None:
+    """Raise if the caller of the method that calls this is a wrapper that loses samples, or never ends.
+
+    Returns the name of a wrapper that is exact, but reads ahead.
+    """
+    caller = next(_callers(2), None)
     owner: Any = None
-    if frames and frames[0].f_code.co_name in ("__iter__", "set_epoch"):  # looking at the variables of others
-        owner = frames[0].f_locals.get("self")  # would keep them alive
+    if caller is not None and caller.f_code.co_name in ("__iter__", "set_epoch"):  # looking at the variables of
+        owner = caller.f_locals.get("self")  # other functions would keep these alive
     processes = _processes(owner)
     name = type(owner).__name__
     if processes > 1 and ranks.world_size > 1:
@@ -36,31 +44,41 @@ def refuse_wrappers(ranks: Ranks, lanes: int, seed: int) -> None:
     if processes > 1 and getattr(owner, "use_stateful_dataloader", False) and hasattr(owner, "slice_fn"):
         raise ConfigError(
             f"{name} with use_stateful_dataloader=True on {processes} processes saves the state after the batches that "
-            "it read ahead: batches would be lost on resume. Use the loader of fmsdata, whose state is exact:\n"
-            "    loader = fmsdata.StatefulDataLoader(data, batch_size=...)\n"
-            "    state = loader.state_dict(gather=True)"
+            f"it read ahead: batches would be lost on resume. {EXACT}"
         )
-    for frame in frames:
-        if frame.f_code.co_name == "evaluation_loop" and _module(frame) == "transformers":
-            raise ConfigError(
-                "Trainer.evaluate reads its dataset to the end, and this stream has no end. "
-                "Give it a loader with an end, in a subclass of Trainer:\n"
-                "    def get_eval_dataloader(self, eval_dataset=None):\n"
-                "        return fmsdata.StatefulDataLoader(data, batch_size=..., steps=...)"
-            )
+    refuse_endless_evaluation()
+    return name if caller is not None and _library(caller) == "accelerate" else None
 
 
-def refuse_to_save_one_rank(ranks: Ranks) -> None:
-    """Raise if the state of one rank of several is requested by a library that saves no other.
+def refuse_endless_evaluation() -> None:
+    """Raise if transformers evaluates, which it does to the end of the data."""
+    if any(frame.f_code.co_name == "evaluation_loop" and _library(frame) == "transformers" for frame in _callers(1)):
+        raise ConfigError(
+            "Trainer.evaluate reads its data to the end, and this stream has no end. "
+            "Give it a loader with an end, in a subclass of Trainer:\n"
+            "    def get_eval_dataloader(self, eval_dataset=None):\n"
+            "        return fmsdata.StatefulDataLoader(data, batch_size=..., steps=...)"
+        )
 
-    Looks at the caller of the method that calls this.
+
+def refuse_to_save(ranks: Ranks, gather: bool, reader: str | None = None) -> None:
+    """Raise if the state that a method returns to its caller could not be resumed from.
+
+    `reader` is what reads the data ahead of the trainer, if anything does. Loaders that read ahead
+    and take the state at the right moment, as torchdata does, are the caller themselves.
     """
     caller = next(_callers(2), None)
-    if ranks.world_size > 1 and caller is not None and (library := _module(caller)) in ONE_RANK_SAVERS:
+    library = "" if caller is None else _library(caller)
+    if ranks.world_size > 1 and not gather and library in ONE_RANK_SAVERS:
         raise ConfigError(
             f"{library} saves the state of one rank only, and state_dict() on {ranks} holds the lanes of this rank: "
             "the run could not be resumed. Hand it an object whose state_dict() returns "
             "loader.state_dict(gather=True), the state of all ranks"
+        )
+    if reader is not None and library != "torchdata":
+        raise ConfigError(
+            f"this dataset is read by {reader}, ahead of the trainer, so its position is not that of the "
+            f"trainer: samples would be lost or repeated on resume. {EXACT}"
         )
 
 
@@ -81,5 +99,5 @@ def _callers(depth: int) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _module(frame: FrameType) -> str:
+def _library(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -150,7 +150,7 @@ def run(rank: int, world_size: int, port: int, scenario: str, config: str, folde
     torch.set_num_threads(1)
     warnings.simplefilter("error", fmsdata.errors.FmsdataWarning)
     result = SCENARIOS[scenario](config, Path(folder))
-    Path(folder, f"{scenario}-{rank}-of-{world_size}.json").write_text(json.dumps(result))
+    Path(folder, f"{scenario}-{rank}.json").write_text(json.dumps(result))
     if world_size > 1:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()

@@ -151,7 +151,7 @@ def spawned(rank: int, world_size: int, port: int, data: fmsdata.Rescalable, fol
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     found = {}
-    for method in ("fork", "forkserver", "spawn"):
+    for method in ("fork", "spawn"):
         loader: Any = DataLoader(data, batch_size=2, num_workers=1, multiprocessing_context=method)
         found[method] = rows(loader, 8)
     Path(folder, f"spawned-{rank}.json").write_text(json.dumps(found))
