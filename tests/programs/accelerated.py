@@ -5,6 +5,7 @@ import os
 import sys
 import warnings
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch.utils.data import DataLoader
 
 import fmsdata
 from tests.programs.ranks import data_of, error, free_port, rows
+
+processes: Any = torch.multiprocessing  # its functions are not declared as public
 
 BATCHES = 6
 
@@ -47,6 +50,7 @@ class Gathered:
 
 
 def accelerated(config: str, folder: Path) -> Any:
+    """Loaders that Accelerate prepared, in each of its ways, and what it does with ours."""
     accelerator = accelerate.Accelerator(cpu=True)
 
     def whole() -> fmsdata.Rescalable:
@@ -64,31 +68,33 @@ def accelerated(config: str, folder: Path) -> Any:
         found["ours, on"] = rows(ours, 4)
         accelerator.load_state(str(folder / "all"))
         found["ours, resumed"] = rows(ours, 4)
-    ways = {"dispatched": {}, "sliced": {"dispatch_batches": False}}
+    ways: dict[str, dict[str, Any]] = {"dispatched": {}, "sliced": {"dispatch_batches": False}}
     for name, options in ways.items():
         for workers in (0, 1):
             found[f"{name}, {workers}"] = read(prepared(accelerator, whole(), workers, **options))
         data = data_of(config)
-        found[f"{name}, refused"] = error(lambda: read(prepared(accelerator, data, 0, **options)))  # noqa: B023
-        found[f"{name}, refused, 1"] = error(lambda: read(prepared(accelerator, data, 1, **options)))  # noqa: B023
+        for workers in (0, 1):
+            loader = prepared(accelerator, data, workers, **options)
+            found[f"{name}, {workers}, own lanes"] = error(partial(read, loader))
+        read(prepared(accelerator, data_ahead := whole(), **options))
+        found[f"{name}, state ahead"] = error(data_ahead.state_dict)
+        resuming = partial(resumed, accelerator, whole, found, f"{name}, stateful", options)
+        found[f"{name}, stateful, error"] = error(resuming)
     found["one rank"] = one_rank
-    stateful: dict[str, Any] = {}
-    for name, options in ways.items():
-
-        def resumed() -> Any:
-            loader = prepared(accelerator, whole(), 0, use_stateful_dataloader=True, **options)  # noqa: B023
-            first = read(loader)
-            state = loader.state_dict()
-            again = prepared(accelerator, whole(), 0, use_stateful_dataloader=True, **options)  # noqa: B023
-            again.load_state_dict(state)
-            return [*first, *read(again)]
-
-        stateful[name] = None
-        stateful[f"{name}, error"] = error(lambda: stateful.update({name: resumed()}))  # noqa: B023
-    return {**found, "stateful": stateful}
+    return found
 
 
-class RecordingTrainer(transformers.Trainer):
+def resumed(accelerator: Any, whole: Any, found: dict[str, Any], name: str, options: Any) -> None:
+    """The rows of a loader of torchdata inside Accelerate, and those after a resume from its state."""
+    loader = prepared(accelerator, whole(), use_stateful_dataloader=True, **options)
+    first = read(loader)
+    state = loader.state_dict()
+    again = prepared(accelerator, whole(), use_stateful_dataloader=True, **options)
+    again.load_state_dict(state)
+    found[name] = [*first, *read(again)]
+
+
+class RecordingTrainer(transformers.Trainer):  # type: ignore[misc]
     """A trainer that knows the rows it trained on, and reads a loader of its own if it has one."""
 
     def __init__(self, folder: Path, own_loader: Any = None, **options: Any) -> None:
@@ -119,6 +125,9 @@ class RecordingTrainer(transformers.Trainer):
     def get_train_dataloader(self) -> Any:
         return self.own_loader or super().get_train_dataloader()
 
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        return self.own_loader or super().get_eval_dataloader(eval_dataset)
+
 
 def trained(config: str, folder: Path) -> Any:
     """What the Trainer trains on: with a dataset, and with a loader of ours."""
@@ -132,10 +141,13 @@ def trained(config: str, folder: Path) -> Any:
     with closing(fmsdata.build_loader(config)) as loader:
         found["ours"] = read(loader=loader)
     found["refused"] = error(lambda: found.update({"found": read(data_of(config))}))
-    for workers in (0, 1):
-        stream = data_of(config, rank=0, world_size=1)
+    stream = data_of(config, rank=0, world_size=1)
+    for workers, name in enumerate(("0 workers", "1 worker")):
         trainer = RecordingTrainer(folder, eval_dataset=stream, workers=workers)
-        found[f"evaluated, {workers}"] = error(trainer.evaluate)
+        found[f"evaluated, {name}"] = error(trainer.evaluate)
+    with closing(fmsdata.build_loader(config)) as loader:
+        trainer = RecordingTrainer(folder, loader, eval_dataset=stream)
+        found["evaluated, our loader"] = error(trainer.evaluate)
     return found
 
 
@@ -159,7 +171,7 @@ def run(rank: int, world_size: int, port: int, scenario: str, config: str, folde
 def main() -> None:
     scenario, count, config, folder = sys.argv[1:]
     arguments = (int(count), free_port(), scenario, config, folder)
-    torch.multiprocessing.start_processes(run, arguments, int(count), start_method="fork")
+    processes.start_processes(run, arguments, int(count), start_method="fork")
 
 
 if __name__ == "__main__":

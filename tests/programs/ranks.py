@@ -28,6 +28,7 @@ from fmsdata.config.read import read_config
 from fmsdata.run.gather import gather_state
 
 dcp: Any = torch.distributed.checkpoint  # its functions are not declared as public
+processes: Any = torch.multiprocessing
 
 Result = Any
 
@@ -201,12 +202,10 @@ def main() -> None:
         for _ in range(24):
             next(samples)
         data.load_state_dict(data.state_dict())
-        torch.multiprocessing.spawn(spawned, (world_size, port, data, folder), world_size)
+        processes.spawn(spawned, (world_size, port, data, folder), world_size)
         return
     INHERITED.append(fmsdata.build_loader(config))
-    torch.multiprocessing.start_processes(
-        run, (world_size, port, scenario, config, folder), world_size, start_method="fork"
-    )
+    processes.start_processes(run, (world_size, port, scenario, config, folder), world_size, start_method="fork")
 
 
 if __name__ == "__main__":
