@@ -139,11 +139,12 @@ class StatefulDataLoader:
         If anything goes wrong on the way to it, the loader's position does not change.
         """
         try:
-            self._ranks.check("loader")
             if self._engine_process != os.getpid():  # a fork has neither the thread nor the workers
                 self._engine, self._engine_process = None, os.getpid()
+            self._ranks.check("loader")
             with self._meter:
                 if self._engine is None:
+                    self._ranks.check_sharing("loader")
                     self._engine = self._start_engine()
                 batch = self._engine.next()
         except BaseException:

@@ -71,18 +71,17 @@ class Ranks:
 
     def check(self, reader: str) -> None:
         """Raise if the rank was found, and torch.distributed now names another one."""
-        if self.given:
-            return
-        now = _distributed()
-        if now is None:
-            return
-        if now != (self.rank, self.world_size):
+        now = None if self.given else _distributed()
+        if now is not None and now != (self.rank, self.world_size):
             raise ConfigError(
                 f"this {reader} was opened as rank {self.rank} of {self.world_size} (from {self.origin}), but "
                 f"torch.distributed says rank {now[0]} of {now[1]}; build it after init_process_group, "
                 "or pass rank= and world_size=, mesh= or process_group="
             )
-        if shared := next(_sharing_groups(), None):
+
+    def check_sharing(self, reader: str) -> None:
+        """Raise if the rank was found, as the global one, and some ranks share their data."""
+        if not self.given and (shared := next(_sharing_groups(), None)):
             raise ConfigError(
                 f"this {reader} reads as rank {self.rank} of {self.world_size}, the global rank, but the process "
                 f"group {shared!r} says that some ranks share their data; pass mesh= (the device mesh), "
@@ -185,7 +184,7 @@ def _sharing_groups() -> Iterator[str]:
 
     Meshes, and Megatron, describe what their groups are for. torch has no public list of groups.
     """
-    groups: Any = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_names", {})
+    groups: Any = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_names", {}) if _distributed() else {}
     for group in list(groups):
         purpose = getattr(group, "group_desc", "").removeprefix("mesh_")
         if _is_data(purpose) is False and group.size() > 1:

@@ -35,6 +35,7 @@ class Samples(Iterator[Item]):
             raise StopIteration
         if not self._checked:
             self._ranks.check("dataset")
+            self._ranks.check_sharing("dataset")
             self._checked = True
         try:
             samples = self._turns.take(1)
