@@ -52,6 +52,14 @@ def write_source(
     return folder
 
 
+def write_corpus(folder: Path) -> Path:
+    """Two sources of different size and layout, some documents of them empty."""
+    rng = np.random.default_rng(1)
+    write_source(folder / "web", documents(rng, 60), layout="list")
+    write_source(folder / "wiki", documents(rng, 23), layout="batch", dtype=np.int32, shards=2)
+    return folder
+
+
 def open_file(path: Path, column: str | None = None) -> ArrowShard:
     """A shard on the disk."""
     return ArrowShard(map_file(path), str(path), column)

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
 from fmsdata.config.read import read_config
 from fmsdata.config.sections import Config, DocumentsConfig, PhaseConfig, SourceConfig
 from fmsdata.core.checks import suggestion
@@ -30,17 +33,20 @@ def build_loader(
     *,
     rank: int | None = None,
     world_size: int | None = None,
+    mesh: DeviceMesh | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> StatefulDataLoader:
     """The loader that a dict or a YAML file describes.
 
     >>> loader = build_loader("configs/demo.yaml", {"loader.batch_size": 4}, rank=0, world_size=1)     # doctest: +SKIP
     """
     parsed = read_config(config, overrides)
-    return make_loader(parsed, build_data(parsed), rank=rank, world_size=world_size)
+    ranks: Any = {"rank": rank, "world_size": world_size, "mesh": mesh, "process_group": process_group}
+    return make_loader(parsed, build_data(parsed), **ranks)
 
 
 def make_loader(
-    config: Config, data: Rescalable, *, rank: int | None = None, world_size: int | None = None
+    config: Config, data: Rescalable, *, rank: int | None = None, world_size: int | None = None, **ranks: Any
 ) -> StatefulDataLoader:
     """The loader that a configuration describes, over stages already built from it."""
     return StatefulDataLoader(
@@ -50,6 +56,7 @@ def make_loader(
         checkpoint=make_checkpoints(config),
         rank=rank,
         world_size=world_size,
+        **ranks,
     )
 
 

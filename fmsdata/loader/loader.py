@@ -15,6 +15,8 @@ from functools import partial
 from typing import Any, NoReturn
 
 import torch
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 
 from fmsdata.core.checks import whole
 from fmsdata.core.state import State
@@ -28,12 +30,13 @@ from fmsdata.loader.worker_batches import WorkerBatchSource
 from fmsdata.loader.worker_pool import DEFAULT_METHOD
 from fmsdata.planning.schedule import Segment, continued
 from fmsdata.run.checkpoints import Checkpoints
+from fmsdata.run.gather import gather_state
 from fmsdata.run.lanes import Lanes
 from fmsdata.run.positions import Positions
-from fmsdata.run.ranks import rank_and_world_size
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.run.state import pack_state
 from fmsdata.run.stats import Meter, Stats
+from fmsdata.run.wrappers import refuse_endless_evaluation, refuse_to_save
 from fmsdata.storage.stats import StorageStats
 from fmsdata.tasks.base import Task
 from fmsdata.tasks.batch import check_outputs
@@ -66,6 +69,8 @@ class StatefulDataLoader:
         num_workers: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
+        process_group: ProcessGroup | None = None,
         outputs: Sequence[str] = (),
         task: Task | None = None,
         prefetch: int = 4,
@@ -83,7 +88,8 @@ class StatefulDataLoader:
         check_outputs(outputs)
         self.outputs = tuple(outputs)
         self.task: Task = task or CausalLM()
-        self.rank, self.world_size = rank_and_world_size(rank, world_size)
+        self._ranks = data.ranks(rank, world_size, mesh, process_group)
+        self.rank, self.world_size = self._ranks.rank, self._ranks.world_size
         self._mine = data.lanes_of(self.rank, self.world_size)
         self.num_workers = self._enough_workers(whole("num_workers", num_workers))
         self.prefetch = whole("prefetch", prefetch)
@@ -119,6 +125,8 @@ class StatefulDataLoader:
             self._saved_step = self._positions.step
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        if getattr(self, "steps", None) is None:
+            refuse_endless_evaluation()
         handle_sigterm = self.checkpoint is not None and self.checkpoint.on_sigterm
         with self._sigterm.handled(self._save_done) if handle_sigterm else nullcontext():
             try:
@@ -146,8 +154,10 @@ class StatefulDataLoader:
         try:
             if self._engine_process != os.getpid():  # a fork has neither the thread nor the workers
                 self._engine, self._engine_process = None, os.getpid()
+            self._ranks.check("loader")
             with self._meter:
                 if self._engine is None:
+                    self._ranks.check_sharing("loader")
                     self._engine = self._start_engine()
                 batch = self._engine.next()
         except BaseException:
@@ -221,8 +231,17 @@ class StatefulDataLoader:
         fetched = self._fetched + (StorageStats() if self._engine is None else self._engine.stats())
         return self._meter.stats(self.data, self._positions, fetched)
 
-    def state_dict(self) -> State:
-        """The position of this rank, as plain data: JSON-able, and without tokens."""
+    def state_dict(self, *, gather: bool = False) -> State:
+        """The position of this rank, as plain data: JSON-able, and without tokens.
+
+        With `gather`, the position of all ranks, which loads anywhere, at any world size. This is a
+        collective over the loader's process group: call it on all ranks after the same step.
+
+        >>> state = loader.state_dict(gather=True)     # doctest: +SKIP
+        """
+        refuse_to_save(self._ranks, gather)
+        if gather:
+            return gather_state(lambda: self._state(self._positions), self._ranks, self.data.lanes)
         return self._state(self._positions)
 
     def _state(self, positions: Positions) -> State:
@@ -253,7 +272,10 @@ class StatefulDataLoader:
         self._meter = Meter(begun=self._positions.tokens())
 
     def save(self) -> str:
-        """Write a checkpoint of this rank now, unless it exists, and return the step's folder."""
+        """Write a checkpoint of this rank now, unless it exists, and return the step's folder.
+
+        Of the ranks of a `mesh` that share their data, one writes.
+        """
         if self.checkpoint is None:
             raise ConfigError("this loader has no checkpoint folder: create it with checkpoint=Checkpoints(path)")
         self._save(self.checkpoint, self._positions)
@@ -264,7 +286,8 @@ class StatefulDataLoader:
             return
         self._saving = True
         try:
-            checkpoint.save(self._state(positions), self.rank, self.world_size)
+            if self._ranks.saves:
+                checkpoint.save(self._state(positions), self.rank, self.world_size)
         finally:
             self._saving = False
         self._saved_step = positions.step

@@ -66,7 +66,7 @@ def unpack_states(states: State | Sequence[State], description: State, lanes: Se
         raise StateError(
             f"no state for lane {_few(missing)}: the given states hold lanes {_few(given) or 'none'}"
             + (f", saved by one of {many[0]['history'][-1][1]} ranks" if len(many) == 1 else "")
-            + "; on a different number of ranks, give the list of the states of all ranks"
+            + "; give the list of the states of all ranks, or save one for all of them with state_dict(gather=True)"
         )
     step = many[0]["step"] if many else 0
     history = [Segment(*segment) for segment in many[0]["history"]] if many else []
