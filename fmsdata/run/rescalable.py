@@ -26,6 +26,7 @@ from fmsdata.prefetch.open_files import OpenFiles
 from fmsdata.run.edits import edit_between
 from fmsdata.run.lanes import Lanes, unusable
 from fmsdata.run.ranks import rank_and_world_size
+from fmsdata.run.settled import with_windows_of
 from fmsdata.run.shares import source_sizes
 from fmsdata.run.state import pack_state, unpack_states
 
@@ -46,8 +47,8 @@ class Rescalable(IterableDataset[Item]):
     def __init__(self, lines: Stage, *, lanes: int, seed: int = 0) -> None:
         if not isinstance(lines, Stage):
             raise ConfigError(f"Rescalable takes a stage, got {lines!r}")
-        self.lines = endless(lines, "Rescalable")
         self.lanes = whole("lanes", lanes, least=1)
+        self.lines = endless(lines, "Rescalable").settled(self.lanes)
         self.seed = whole("seed", seed, least=None)
         self._newest: Samples | None = None  # the iteration whose state is that of this dataset
         self._waiting: Samples | None = None  # an opened iteration for the next `iter()`
@@ -80,15 +81,21 @@ class Rescalable(IterableDataset[Item]):
         """Start to read some of the lanes, or resume from their states."""
         return Lanes(self, list(lanes), states, host)
 
-    def resume(self, states: State | Sequence[State], lanes: Sequence[int]) -> "Resumed":
-        """What some of the lanes resume from, converted to the pipeline as it is now."""
+    def resume(
+        self, states: State | Sequence[State], lanes: Sequence[int], windows_of: State | None = None
+    ) -> "Resumed":
+        """What some of the lanes resume from, converted to the pipeline as it is now.
+
+        Windows that were left to choose are those of the saved pipeline, or of `windows_of`.
+        """
         saved = unpack_states(states, self.description, lanes)
-        edit = edit_between(saved.pipeline, json.loads(self.fingerprint), self.lines, saved.step)
+        data = with_windows_of(self, windows_of or saved.pipeline)
+        edit = edit_between(saved.pipeline, json.loads(data.fingerprint), data.lines, saved.step)
         host = OpenFiles()
 
         def converted(lane: int, state: State) -> State:
             try:
-                return edit.convert(replace(self.lane(lane, host), marks=True), state)
+                return edit.convert(replace(data.lane(lane, host), marks=True), state)
             except (StateError, KeyError, TypeError, IndexError, ValueError) as error:
                 raise unusable(lane, error) from None
 
@@ -98,6 +105,7 @@ class Rescalable(IterableDataset[Item]):
             json.dumps(edit.pipeline),
             edit.changes,
             {lane: converted(lane, state) for lane, state in saved.lanes.items()},
+            data,
         )
 
     @cached_property
@@ -156,6 +164,7 @@ class Resumed(NamedTuple):
     pipeline: str  # to save with its states from now on
     changes: list[str]  # what differs from the saved pipeline, in words
     lanes: dict[int, State]
+    data: Rescalable  # to read with: its windows are those of the saved run
 
     def log_changes(self) -> None:
         """Log the changes, if there are any. Call it on one rank of a run."""
@@ -201,6 +210,7 @@ class Samples(Iterator[Item]):
     def load_state_dict(self, state: State | Sequence[State]) -> None:
         """Resume from a state."""
         saved = self._data.resume(state, self._mine)
+        self._data = saved.data
         self._start(saved.step, saved.lanes)
         self._pipeline = saved.pipeline
         if 0 in self._mine:
