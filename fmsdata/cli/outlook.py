@@ -205,8 +205,8 @@ def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
         )
     if found := those(_drifts(lanes), _describe_drift):
         yield (
-            f"lanes end an epoch at different times: when as many tokens as an epoch has were read, part of them is "
-            f"already of the next epoch: {found}; use fewer lanes or more documents"
+            "lanes finish an epoch at different times, so part of an epoch's worth of tokens is already of the next "
+            f"epoch: {found}; use fewer lanes or more documents"
         )
     if report["windows_per_worker_bytes"] > LARGE_WINDOWS:
         yield (

@@ -118,9 +118,8 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     name, source = max(report["sources"].items(), key=lambda item: float(item[1]["drift"]))
     yield (
         "drift",
-        f"{source['drift']:.1%} of an epoch of {name!r} at its end"
-        + (", and less of the others" if len(report["sources"]) > 1 else "")
-        + ": what is then of the next epoch already, because lanes end at different times",
+        f"when an epoch's worth of {name!r} was read, {source['drift']:.1%} of it is already of the next epoch"
+        + ("; less of the other sources" if len(report["sources"]) > 1 else ""),
     )
     prefetched = report["remote_shards_per_worker_bytes"]
     yield (

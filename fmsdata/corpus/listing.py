@@ -25,7 +25,7 @@ COPIED = re.compile(
     r"(?P<of>.+?)(?: ?\(\d+\)| - copy(?: \(\d+\))?|[ _-]copy[ _-]?\d*)|copy of (?P<of_>.+)", re.IGNORECASE
 )
 ENOUGH_DOCUMENTS = 100  # so that two shards don't have the same counts by chance
-MOST_CHECKED = 1000
+MOST_CHECKED = 100
 
 
 class ShardList(NamedTuple):
@@ -78,7 +78,7 @@ def note_of_skipped(skipped: Sequence[str]) -> str:
 
 def note_of_copies(folder: Location, names: Sequence[str], counts: Mapping[str, tuple[int, int]]) -> str | None:
     """What to say if the shards look as if some of them were there twice."""
-    pairs = dict(_same_files(folder, names))
+    pairs = _same_files(folder, names)
     how = "is the same file as"
     if not pairs:
         pairs, how = dict(_copies(names, counts)), "has the same counts as"
@@ -86,7 +86,7 @@ def note_of_copies(folder: Location, names: Sequence[str], counts: Mapping[str, 
         return None
     first = min(pairs)
     return (
-        f"{len(pairs)} of {_files(len(names))} look like copies of others ({first} {how} {pairs[first]}): "
+        f"{len(pairs):,} of {_files(len(names))} look like copies of others ({first} {how} {pairs[first]}): "
         "a source that holds both reads their documents twice in every epoch; remove the copies"
     )
 
@@ -130,21 +130,21 @@ def _tell_apart(counts: Iterable[tuple[int, int]]) -> bool:
     return len(irregular) > 1 or sum(documents for documents, _ in irregular) >= ENOUGH_DOCUMENTS
 
 
-def _same_files(folder: Location, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Local files that are there under two names, by a link."""
+def _same_files(folder: Location, names: Sequence[str]) -> dict[str, str]:
+    """Local files that have two names, by a link: each with its first name."""
     if folder.local is None:
-        return
+        return {}
     first: dict[FileId, str] = {}
-    wanted, checked = set(names), 0
+    pairs: dict[str, str] = {}
+    wanted = set(names)
     for name, found in sorted(list_ids(folder.local, SUFFIXES)):
-        if name not in wanted:
-            continue
-        other = first.setdefault(found, name)
-        if other != name and checked < MOST_CHECKED:  # some network filesystems list no true number
-            checked += 1
-            with suppress(OSError):  # a file that is gone is reported when it is read
-                if os.path.samefile(folder.local / name, folder.local / other):
-                    yield name, other
+        if name in wanted and (other := first.setdefault(found, name)) != name:
+            pairs[name] = other
+    with suppress(OSError):  # a file that is gone is reported when it is read
+        for name, other in list(pairs.items())[:MOST_CHECKED]:  # some network filesystems list no true number
+            if not os.path.samefile(folder.local / name, folder.local / other):
+                return {}
+    return pairs
 
 
 def _files(number: int) -> str:
