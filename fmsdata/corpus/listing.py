@@ -19,7 +19,7 @@ from fmsdata.storage.local import FileId, list_files, list_ids
 from fmsdata.storage.location import Location
 
 # Hugging Face datasets writes the results of map, filter and shuffle beside the data, as `cache-*.arrow`.
-LEFTOVER_FILE = re.compile(r"cache-.*|tmp[a-z0-9_]{8}\.[^.]*")
+LEFTOVER_FILE = re.compile(r"cache-.*\.arrow|tmp[a-z0-9_]{8}\.arrow")
 LEFTOVER_FOLDER = re.compile(r".*\.incomplete|_temporary")
 COPIED = re.compile(
     r"(?P<of>.+?)(?: ?\(\d+\)| - copy(?: \(\d+\))?|[ _-]copy[ _-]?\d*)|copy of (?P<of_>.+)", re.IGNORECASE

@@ -5,6 +5,7 @@ of its items were taken.
 """
 
 import copy
+from collections.abc import Mapping
 from typing import Literal
 
 from fmsdata.core.checks import whole
@@ -59,8 +60,7 @@ class Shuffle(Stage):
         stage = super().settled(lanes, saved)
         if self._distance is None or not isinstance(stage, Shuffle):
             return stage
-        before = (saved or {}).get("window") if (saved or {}).get("stage") == type(self).__name__ else None
-        window = before if type(before) is int and before >= 1 else stage._chosen_window(lanes)
+        window = _saved_window(saved) or stage._chosen_window(lanes)
         if stage._settled and window == stage.window:
             return stage
         stage = copy.copy(stage)
@@ -74,6 +74,14 @@ class Shuffle(Stage):
 
     def window_tokens(self) -> int:
         return self.window * super().window_tokens()
+
+
+def _saved_window(saved: State | None) -> int | None:
+    """The window in the saved description of a shuffle."""
+    if not isinstance(saved, Mapping) or saved.get("stage") != Shuffle.__name__:
+        return None
+    window = saved.get("window")
+    return window if type(window) is int and window >= 1 else None
 
 
 class _ShuffleIterator(StageIterator):
