@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fmsdata.config.read import read_config
 from fmsdata.config.sections import Config, DocumentsConfig, PhaseConfig, SourceConfig
 from fmsdata.core.checks import suggestion
+from fmsdata.corpus.listing import find_shards, is_leftover
 from fmsdata.errors import DataError
 from fmsdata.formats import SUFFIXES
 from fmsdata.loader.loader import StatefulDataLoader
@@ -71,7 +72,7 @@ def build_data(config: Config) -> Rescalable:
         eol=pack.eol,
         pad=pack.pad,
     )
-    return Rescalable(Shuffle(lines, window=config.shuffle.window), lanes=config.lanes, seed=config.seed)
+    return Rescalable(Shuffle(lines, **dict(config.shuffle)), lanes=config.lanes, seed=config.seed)
 
 
 def make_task(config: Config) -> Task:
@@ -172,14 +173,16 @@ def _source_paths(root: Location, sources: Mapping[str, SourceConfig] | None) ->
 
 def _folders_with_shards(root: Location) -> dict[str, Location]:
     if root.local is not None:
-        shards = root.names(SUFFIXES)
+        shards = find_shards(root).names
         found = sorted({shard.partition("/")[0] for shard in shards if "/" in shard})
         loose = [shard for shard in shards if "/" not in shard]
     else:
         folders = [name for name in root.folders() if not name.startswith(".")]
-        loose = [file.name for file in root.level().files if file.name.endswith(SUFFIXES)]
+        loose = [
+            file.name for file in root.level().files if file.name.endswith(SUFFIXES) and not is_leftover(file.name)
+        ]
         root = root.listed(*folders)
-        found = [name for name in folders if (root / name).names(SUFFIXES)]
+        found = [name for name in folders if find_shards(root / name).names]
     if found and loose:
         raise DataError(f"{root}: {loose[0]} is in no source; move it into a folder, or name the `sources`")
     if not found:

@@ -254,8 +254,9 @@ class StatefulDataLoader:
         saved with: see docs/live-edits.md.
         """
         saved = self.data.resume(state, self._mine)
-        lanes = self.data.start(self._mine, saved.lanes)
+        lanes = saved.data.start(self._mine, saved.lanes)
         self.close()
+        self.data = saved.data
         self._start_at(saved.step, saved.history, lanes)
         self._pipeline = saved.pipeline
         if self.rank == 0:

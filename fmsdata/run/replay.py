@@ -60,6 +60,7 @@ class Replay:
         self._host = OpenFiles()
         steps = [] if checkpoints is None else [step for step in checkpoints.steps() if checkpoints.is_complete(step)]
         self.newest = max(steps, default=0)
+        self._pipeline: State | None = None  # of the newest checkpoint
         self._edited = 0  # the first step after the last edit of the mix
         history = self._history() if steps else []
         self._assumed = world_size is not None
@@ -155,6 +156,7 @@ class Replay:
 
     def _history(self) -> list[Segment]:
         saved, pipeline = self._load(self.newest, [0])
+        self.data, self._pipeline = saved.data, pipeline
         self._edited = max(pipeline.get("edits", []), default=0)
         self._first_lane_lines = number(saved.lanes[0], "lines")
         return saved.history
@@ -165,7 +167,7 @@ class Replay:
             raise CheckpointError(f"there is no folder with a checkpoint of step {step}")
         states = self._checkpoints.read(step, lanes)
         try:
-            saved = self.data.resume(states, lanes)
+            saved = self.data.resume(states, lanes, windows_of=self._pipeline)
             if saved.changes and step != self._edited:  # at that step, the run resumed with this mix
                 raise StateError(f"the state belongs to a different mix: {'; '.join(saved.changes)}")
         except StateError as error:

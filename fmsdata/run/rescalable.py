@@ -35,6 +35,7 @@ from fmsdata.run.gather import gather_state
 from fmsdata.run.lanes import Lanes, unusable
 from fmsdata.run.ranks import Ranks
 from fmsdata.run.samples import Samples
+from fmsdata.run.settled import with_windows_of
 from fmsdata.run.shared_marks import SharedMarks
 from fmsdata.run.shares import source_sizes
 from fmsdata.run.state import unpack_states
@@ -70,8 +71,8 @@ class Rescalable(IterableDataset[Item]):
     ) -> None:
         if not isinstance(lines, Stage):
             raise ConfigError(f"Rescalable takes a stage, got {lines!r}")
-        self.lines = endless(lines, "Rescalable")
         self.lanes = whole("lanes", lanes, least=1)
+        self.lines = endless(lines, "Rescalable").settled(self.lanes)
         self.seed = whole("seed", seed, least=None)
         self._newest: Samples | None = None  # the iteration whose state is that of this dataset
         self._loaded: list[State] | None = None  # the states that iterations start from
@@ -111,15 +112,21 @@ class Rescalable(IterableDataset[Item]):
         """Start to read some of the lanes, or resume from their states."""
         return Lanes(self, list(lanes), states, host)
 
-    def resume(self, states: State | Sequence[State], lanes: Sequence[int]) -> "Resumed":
-        """What some of the lanes resume from, converted to the pipeline as it is now."""
+    def resume(
+        self, states: State | Sequence[State], lanes: Sequence[int], windows_of: State | None = None
+    ) -> "Resumed":
+        """What some of the lanes resume from, converted to the pipeline as it is now.
+
+        Windows that were left to choose are those of the saved pipeline, or of `windows_of`.
+        """
         saved = unpack_states(states, self.description, lanes)
-        edit = edit_between(saved.pipeline, json.loads(self.fingerprint), self.lines, saved.step)
+        data = with_windows_of(self, windows_of or saved.pipeline)
+        edit = edit_between(saved.pipeline, json.loads(data.fingerprint), data.lines, saved.step)
         host = OpenFiles()
 
         def converted(lane: int, state: State) -> State:
             try:
-                return edit.convert(replace(self.lane(lane, host), marks=True), state)
+                return edit.convert(replace(data.lane(lane, host), marks=True), state)
             except (StateError, KeyError, TypeError, IndexError, ValueError) as error:
                 raise unusable(lane, error) from None
 
@@ -129,6 +136,7 @@ class Rescalable(IterableDataset[Item]):
             json.dumps(edit.pipeline),
             edit.changes,
             {lane: converted(lane, state) for lane, state in saved.lanes.items()},
+            data,
         )
 
     @cached_property
@@ -247,6 +255,7 @@ class Resumed(NamedTuple):
     pipeline: str  # to save with its states from now on
     changes: list[str]  # what differs from the saved pipeline, in words
     lanes: dict[int, State]
+    data: Rescalable  # to read with: its windows are those of the saved run
 
     def log_changes(self) -> None:
         """Log the changes, if there are any. Call it on one rank of a run."""

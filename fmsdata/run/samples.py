@@ -64,6 +64,7 @@ class Samples(Iterator[Item]):
     def resume(self, state: State | Sequence[State]) -> None:
         """Resume from a state, without a word on changes."""
         self._resumed = self._data.resume(state, self._mine)
+        self._data = self._resumed.data
         self._start(self._resumed.step, self._resumed.lanes)
         self._pipeline = self._resumed.pipeline
 
