@@ -20,11 +20,11 @@ from fmsdata.core.chunk import Item
 from fmsdata.core.lane import Lane
 from fmsdata.core.stage import Stage, endless
 from fmsdata.core.state import State
-from fmsdata.errors import ConfigError, StateError
+from fmsdata.errors import ConfigError
 from fmsdata.planning.schedule import Segment
 from fmsdata.prefetch.open_files import OpenFiles
 from fmsdata.run.edits import edit_between
-from fmsdata.run.lanes import Lanes, unusable
+from fmsdata.run.lanes import Lanes, restoring
 from fmsdata.run.ranks import rank_and_world_size
 from fmsdata.run.shares import source_sizes
 from fmsdata.run.state import pack_state, unpack_states
@@ -87,10 +87,8 @@ class Rescalable(IterableDataset[Item]):
         host = OpenFiles()
 
         def converted(lane: int, state: State) -> State:
-            try:
+            with restoring(lane):
                 return edit.convert(replace(self.lane(lane, host), marks=True), state)
-            except (StateError, KeyError, TypeError, IndexError, ValueError) as error:
-                raise unusable(lane, error) from None
 
         return Resumed(
             saved.step,
