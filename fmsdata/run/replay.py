@@ -5,18 +5,20 @@ The content of a sample comes from planning its lane up to there, from the start
 checkpoint.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 from fmsdata.core.checks import whole
 from fmsdata.core.chunk import Chunk, epochs, provenance
 from fmsdata.core.lane import Lane
-from fmsdata.core.state import State, number, part
+from fmsdata.core.state import State, number, parse, part
 from fmsdata.errors import CheckpointError, ConfigError, StateError
 from fmsdata.planning.schedule import Schedule, Segment, continued
 from fmsdata.prefetch.open_files import OpenFiles
 from fmsdata.run.checkpoints import Checkpoints
+from fmsdata.run.lanes import restoring
+from fmsdata.run.positions import lines_taken
 from fmsdata.run.rescalable import Rescalable, Resumed
 
 Watch = Callable[[float, int], None]  # is called with the lanes read so far, and the number of lanes to read
@@ -174,15 +176,17 @@ class Replay:
             raise StateError(
                 f"{self._checkpoints}/step-{step}: {error}; use the configuration that the run had at that step"
             ) from None
-        return saved, json.loads(states[0]["pipeline"])
+        return saved, parse(states[0]["pipeline"], "the description of the pipeline")
 
 
 class ReplayedLane:
     """A lane that is read chunk by chunk, from its start or from a saved state."""
 
     def __init__(self, data: Rescalable, lane: Lane, state: State | None) -> None:
-        self.line = number(state, "lines") - number(state, "skip")  # the number of the next line
-        self._iterator = data.lines.open(lane, part(state, "anchor"))
+        with nullcontext() if state is None else restoring(lane.index):
+            taken, skip = lines_taken(state, data.lines, data.lanes)
+            self._iterator = data.lines.open(lane, part(state, "anchor"))
+        self.line = taken - skip  # the number of the next line
         self._taken = 0
 
     def read(self) -> Chunk:

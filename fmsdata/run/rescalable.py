@@ -27,12 +27,12 @@ from fmsdata.core.chunk import Item
 from fmsdata.core.lane import Lane
 from fmsdata.core.stage import Stage, endless
 from fmsdata.core.state import State
-from fmsdata.errors import ConfigError, StateError
+from fmsdata.errors import ConfigError
 from fmsdata.planning.schedule import Segment
 from fmsdata.prefetch.open_files import OpenFiles
 from fmsdata.run.edits import edit_between
 from fmsdata.run.gather import gather_state
-from fmsdata.run.lanes import Lanes, unusable
+from fmsdata.run.lanes import Lanes, restoring
 from fmsdata.run.ranks import Ranks
 from fmsdata.run.samples import Samples
 from fmsdata.run.settled import with_windows_of
@@ -125,10 +125,8 @@ class Rescalable(IterableDataset[Item]):
         host = OpenFiles()
 
         def converted(lane: int, state: State) -> State:
-            try:
+            with restoring(lane):
                 return edit.convert(replace(data.lane(lane, host), marks=True), state)
-            except (StateError, KeyError, TypeError, IndexError, ValueError) as error:
-                raise unusable(lane, error) from None
 
         return Resumed(
             saved.step,
