@@ -170,6 +170,8 @@ class LoaderConfig(Section):
     """Keep the workers after an iteration has ended."""
     multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = None
     """How workers are started; by default as on this system."""
+    steps: Positive | None = None
+    """Steps after which an iteration ends, and the loader's length; null: it never ends."""
 
     @field_validator("outputs")
     @classmethod
@@ -228,6 +230,8 @@ class CheckpointConfig(Section):
     """Steps between checkpoints; null: only when `loader.save()` is called."""
     keep: Positive | None = 3
     """The number of complete checkpoints to keep; null: all."""
+    step: Whole | None = None
+    """Go back to this step, once; null: resume from the newest."""
     on_sigterm: bool = False
     """Also save on SIGTERM, which schedulers send before they end a job."""
     storage_options: Annotated[dict[str, Any] | None, Field(repr=False)] = None
