@@ -33,12 +33,12 @@ class Ends:
         """The loader was closed, or failed: iterating again is the way to continue."""
         self._place = None
 
-    def begin(self, step: int, caller: FrameType | None) -> None:
-        """An iteration begins at this step."""
+    def begin(self, step: int, frame: FrameType | None) -> None:
+        """An iteration begins at this step. The frame is that of the function which calls this."""
         if self.reached(step):
             self.move_to(step)
-        if self._steps is None and caller is not None:
-            place = caller.f_code, caller.f_lineno
+        if self._steps is None and frame is not None and frame.f_back is not None:
+            place = frame.f_back.f_code, frame.f_back.f_lineno
             if place == self._place and not self._warned:
                 self._warned = True
                 warnings.warn(

@@ -110,12 +110,11 @@ class StatefulDataLoader:
         else:
             self.load_state_dict(states)
             self._saved_step = self._positions.step
-        if checkpoint is not None and self.rank == 0:
-            checkpoint.log_start(None if states is None else self._positions.step)
+        if checkpoint is not None:
+            checkpoint.begin(None if states is None else self._positions.step, self.rank)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        frame = inspect.currentframe()
-        self._ends.begin(self._positions.step, frame and frame.f_back)
+        self._ends.begin(self._positions.step, inspect.currentframe())
         return self._batches()
 
     def _batches(self) -> Iterator[dict[str, Any]]:
@@ -272,6 +271,8 @@ class StatefulDataLoader:
     def save(self) -> str:
         """Write a checkpoint of this rank now, unless it exists, and return the step's folder."""
         checkpoint = self._required_checkpoint()
+        if checkpoint.read_only or checkpoint.goes_back:  # the first is an error, the second has more to write
+            self._saved_step = None
         self._save(checkpoint, self._positions)
         return f"{checkpoint}/step-{self._positions.step}"
 
@@ -288,9 +289,8 @@ class StatefulDataLoader:
         if states is None:
             raise CheckpointError(f"{checkpoint} has no checkpoint to load")
         self.load_state_dict(states)
-        self._saved_step = None if step is not None else self._positions.step
-        if self.rank == 0:
-            checkpoint.log_start(self._positions.step)
+        self._saved_step = self._positions.step
+        checkpoint.begin(self._positions.step, self.rank)
 
     def _required_checkpoint(self) -> Checkpoints:
         if self.checkpoint is None:
@@ -302,7 +302,7 @@ class StatefulDataLoader:
         return self.checkpoint is not None and self.checkpoint.on_sigterm
 
     def _save(self, checkpoint: Checkpoints, positions: Positions) -> None:
-        if positions.step == self._saved_step and not checkpoint.read_only:
+        if positions.step == self._saved_step:
             return
         self._saving = True
         try:

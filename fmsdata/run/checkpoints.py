@@ -87,7 +87,8 @@ class Checkpoints:
         self._folder = Location(path, storage_options, storage, error=CheckpointError).absolute()
         self._lease = lease.Lease(self._folder)
         self._in_use = False  # there was a lease when the folder was last listed for a load
-        self._back_to: int | None = None  # the step that was named for the last load
+        self._named: int | None = None  # the step that was named for the last load
+        self._back_to: int | None = None  # the same, once the loader is there, until later steps are set aside
         self._waiting: list[int] = []  # steps that were incomplete after this process had written its file
 
     def __str__(self) -> str:
@@ -101,6 +102,11 @@ class Checkpoints:
     def saves_itself(self) -> bool:
         """Whether the loader saves without being asked to."""
         return self.every is not None and not self.read_only
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether the next save sets later steps aside."""
+        return self._back_to is not None
 
     def save(self, state: State, rank: int, world_size: int) -> str:
         """Write the state of one rank, and return its path.
@@ -150,8 +156,7 @@ class Checkpoints:
             steps = _steps(level.folders)
             notes = {entry.name for entry in level.files}
             self._in_use = lease.NAME in notes
-            named = step if step is not None else self._named(steps, notes)
-            self._back_to = named
+            named = step if step is not None else self._target(steps, notes)
             try:
                 found, problems = self._find(steps) if named is None else (self._find_named(named, steps), [])
                 states = None if found is None else self._read(found, lanes)
@@ -168,6 +173,7 @@ class Checkpoints:
                 )
                 never = "" if found else f"{self._folder} has no complete checkpoint and never had one: "
                 warnings.warn(f"{where}: {never}{'; '.join(problems)}", FmsdataWarning, stacklevel=4)
+            self._named = named
             return states
         raise CheckpointError(
             f"{self._folder} changed under each of {TRIES} attempts to read it: {problem}; another run saves and "
@@ -186,8 +192,14 @@ class Checkpoints:
         """The states that hold these lanes, from a complete checkpoint that need not be the newest."""
         return self._read(self._find_named(step, ()), lanes)
 
-    def log_start(self, step: int | None) -> None:
-        """Log from which step the loader resumes, if it does, and where it will save."""
+    def begin(self, step: int | None, rank: int) -> None:
+        """The loader of a rank has taken the position that was loaded, if there was one.
+
+        Rank 0 logs from which step it resumes, and where it will save.
+        """
+        self._back_to = self._named
+        if rank != 0:
+            return
         if self.read_only:
             saves = "nothing is written there (read_only)"
         elif self.every is None:
@@ -209,7 +221,7 @@ class Checkpoints:
                 saves,
             )
 
-    def _named(self, steps: Sequence[int], notes: set[str]) -> int | None:
+    def _target(self, steps: Sequence[int], notes: set[str]) -> int | None:
         """The step to go back to, unless the run did that already and has saved since."""
         if self.step is None or f"{BACK}{self.step}" not in notes:
             return self.step

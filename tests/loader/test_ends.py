@@ -1,9 +1,11 @@
 """Ends: a loader with `steps` has a length and an end, and a run that ends unsaved says so."""
 
+import gc
 import logging
 import subprocess
 import sys
 import warnings
+import weakref
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -242,3 +244,16 @@ def test_sigterm_needs_an_iteration(data: fmsdata.Rescalable, tmp_path: Path) ->
     loader = loader_over(data, checkpoint=Checkpoints(str(tmp_path / "saved"), on_sigterm=True))
     with pytest.raises(ConfigError, match=r"batches = iter\(loader\)"):
         next(loader)
+
+
+def test_a_loader_that_was_iterated_over_is_freed_with_its_last_reference(data: fmsdata.Rescalable) -> None:
+    gc.disable()
+    try:
+        loader = loader_over(data, prefetch=0)
+        next(iter(loader))
+        next(loader)
+        gone = weakref.ref(loader)
+        del loader
+        assert gone() is None
+    finally:
+        gc.enable()

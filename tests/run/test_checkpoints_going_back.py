@@ -78,9 +78,17 @@ def test_loading_a_named_step_of_a_loader_goes_back(data: fmsdata.Rescalable, sa
         loader.load(step=10)
     assert run(some, 7) == stream[10:17]
     assert newest(data, saved) == 15
+    for loader in loaders(data, saved, 2, step=5):
+        loader.save()
+        loader.close()
+    assert newest(data, saved) == 5
     some = loaders(data, saved, 2)
     for loader in some:
         loader.load(step=10)
+        next(loader)
+        loader.load(step=10)
+    assert newest(data, saved) == 5, "nothing saved yet"
+    for loader in some:
         loader.save()
     for loader in some:
         loader.close()
@@ -90,6 +98,10 @@ def test_loading_a_named_step_of_a_loader_goes_back(data: fmsdata.Rescalable, sa
     assert run(some, 2) == stream[10:12]
     with pytest.raises(CheckpointError, match=r"step-7 can't be used.*complete are step-15, step-10"):
         some[0].load(step=7)
+    next(some[0])
+    some[0].save()
+    some[0].close()
+    assert not list(saved.rglob("step-10/abandoned")), "a load that failed sets nothing aside"
     with pytest.raises(CheckpointError, match="no checkpoint to load"):
         loaders(data, saved / "empty", 1)[0].load()
     with pytest.raises(fmsdata.ConfigError, match="no checkpoint folder"):
