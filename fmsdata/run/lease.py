@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from fmsdata.errors import CheckpointError
-from fmsdata.run.lease_holder import Holder, launch
+from fmsdata.run.lease_holder import Holder, is_first_process, launch
 from fmsdata.storage.location import Location
 
 log = logging.getLogger("fmsdata")
@@ -50,6 +50,10 @@ class Lease:
         self._watched: tuple[str, int, float] | None = None  # a holder, its count, and since when that is unchanged
         self._rank_checked = False
 
+    def __reduce__(self) -> tuple[type["Lease"], tuple[Location]]:
+        """A copy, or one that is sent to another process, is the lease of another loader."""
+        return Lease, (self._folder,)
+
     def other_run(self) -> Holder | None:
         """The live run that holds the folder, if that is known for sure without waiting.
 
@@ -66,10 +70,11 @@ class Lease:
     def check(self, rank: int) -> bool:
         """Raise if another live run saves to the folder. Whether this loader is to hold the lease.
 
-        Only rank 0 holds it. The others have no way to tell their own rank 0 from another run,
-        unless both say to which process group they belong.
+        Only rank 0 holds it, and of the processes that share its data the first one. The others
+        have no way to tell that process from another run, unless both say to which process group
+        they belong.
         """
-        if rank != 0:
+        if rank != 0 or not is_first_process():
             self._check_beside_rank_0()
             return False
         heart = self._heart

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch.distributed
+
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -42,7 +44,7 @@ class Holder:
         with suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
             found: dict[str, Any] = json.loads(data)
             values = {name: kind(found[name]) for name, kind in KINDS.items()}
-            return cls(**values)
+            return cls(**values) if values["pid"] > 0 else None
         return None
 
     def to_bytes(self) -> bytes:
@@ -62,7 +64,7 @@ class Holder:
     def is_alive(self) -> bool:
         """Whether its process, on this machine, has not ended."""
         alive, started = _status(self.pid)
-        return alive and started == self.started
+        return alive and started in ("", self.started)
 
 
 KINDS: dict[str, type] = {
@@ -83,8 +85,7 @@ def _status(pid: int) -> tuple[bool, str]:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return fields[0] not in ("Z", "X"), fields[19]
     except (OSError, IndexError):
-        if os.path.exists("/proc/self/stat"):
-            return False, ""
+        pass  # it has ended, or is hidden, or the system has no such files
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -110,3 +111,9 @@ def launch() -> str:
         return ""
     where = f"{socket.gethostname()} {_boot()}" if address in LOOPBACK else address
     return f"{where} {port} {os.environ.get('TORCHELASTIC_RUN_ID', '')}".strip()
+
+
+def is_first_process() -> bool:
+    """Whether this is the first process of its run, or the only one, as far as torch knows."""
+    group = torch.distributed
+    return not (group.is_available() and group.is_initialized()) or group.get_rank() == 0

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -389,6 +390,18 @@ def test_leases_work_on_object_stores(corpus: Path, data: fmsdata.Rescalable, ob
         assert lease.NAME not in object_store.list(url)
     finally:
         close_connections()
+
+
+def test_checkpoints_can_be_sent_to_another_process(data: fmsdata.Rescalable, folder: Path) -> None:
+    (loader,) = loaders(data, folder, 1)
+    loader.save()
+    assert loader.checkpoint is not None
+    sent = pickle.loads(pickle.dumps(loader.checkpoint))
+    assert (str(sent), sent.every, sent.keep) == (str(folder), 5, 3)
+    one_more_step(loader)
+    loader.save()
+    loader.close()
+    assert not (folder / lease.NAME).exists()
 
 
 def test_a_folder_that_is_only_read_has_no_lease(data: fmsdata.Rescalable, folder: Path) -> None:
