@@ -90,7 +90,7 @@ def check_restore_anywhere(make: MakeLoader, *, steps: int, world_size: int = 1,
     """Laws 3 and 4: restored after any step, a loader continues the same, also the second time."""
     for rank in range(world_size):
         loader = make(rank, world_size)
-        batches = iter(loader)
+        batches = _endlessly(loader)
         states, seen = [_through_json(loader.state_dict())], []
         for _ in range(steps + ahead):
             seen.append(_rows(next(batches)))
@@ -104,7 +104,7 @@ def check_restore_anywhere(make: MakeLoader, *, steps: int, world_size: int = 1,
             restored.load_state_dict(states[step])
             if _through_json(restored.state_dict()) != states[step]:
                 raise LawBroken(f"the state after step {step} changes when it is restored")
-            if [_rows(batch) for batch in islice(restored, ahead)] != seen[step : step + ahead]:
+            if [_rows(batch) for batch in islice(_endlessly(restored), ahead)] != seen[step : step + ahead]:
                 raise LawBroken(f"restored after step {step}, rank {rank} of {world_size} continues differently")
             repeated.load_state_dict(_through_json(repeated.state_dict()))
             if _rows(next(iter(repeated))) != seen[step]:
@@ -143,7 +143,7 @@ def check_exactly_once(
         world_size = world_sizes[account.stops % len(world_sizes)]
         loaders = _resumed(make, world_size, states)
         for rank, loader in enumerate(loaders):
-            for batch in islice(loader, steps):
+            for batch in islice(_endlessly(loader), steps):
                 account.add(batch, f"at world size {world_size}, rank {rank}")
                 progress(len(batch["input_ids"]))
         states = _stopped(loaders)
@@ -183,7 +183,7 @@ def check_rescaling(
         for rank, loader in enumerate(loaders):
             where = f"at world size {world_size}, rank {rank}"
             due = iter(turns[rank])
-            for batch in islice(loader, steps):
+            for batch in islice(_endlessly(loader), steps):
                 account.add(batch, where)
                 for sample in _rows(batch):
                     if sample.digest != uninterrupted[g := next(due)]:
@@ -489,11 +489,17 @@ class _Sample(NamedTuple):
 
 def _samples(make: MakeLoader, world_size: int, progress: Progress = no_progress) -> Iterator[_Sample]:
     """The samples of all ranks in canonical order."""
-    ranks = [_each(_rows(batch) for batch in make(rank, world_size)) for rank in range(world_size)]
+    ranks = [_each(_rows(batch) for batch in _endlessly(make(rank, world_size))) for rank in range(world_size)]
     while True:
         for rank in ranks:
             yield next(rank)
             progress(1)
+
+
+def _endlessly(loader: StatefulDataLoader) -> Iterator[dict[str, Any]]:
+    """The batches of a loader, on and on, also if its iterations end."""
+    while True:
+        yield from loader
 
 
 def _each(batches: Iterable[Iterable[_Sample]]) -> Iterator[_Sample]:
@@ -550,7 +556,7 @@ def _stopped(loaders: Iterable[StatefulDataLoader]) -> list[State]:
 
 
 def _provenance(make: MakeLoader) -> Iterator[list[Any]]:
-    for batch in make(0, 1):
+    for batch in _endlessly(make(0, 1)):
         yield from batch["provenance"]
 
 

@@ -36,25 +36,34 @@ def build_loader(
     world_size: int | None = None,
     mesh: DeviceMesh | None = None,
     process_group: ProcessGroup | None = None,
+    read_only: bool = False,
 ) -> StatefulDataLoader:
     """The loader that a dict or a YAML file describes.
+
+    With `read_only` it resumes as the run would, and writes and removes no checkpoint.
 
     >>> loader = build_loader("configs/demo.yaml", {"loader.batch_size": 4}, rank=0, world_size=1)     # doctest: +SKIP
     """
     parsed = read_config(config, overrides)
     ranks: Any = {"rank": rank, "world_size": world_size, "mesh": mesh, "process_group": process_group}
-    return make_loader(parsed, build_data(parsed), **ranks)
+    return make_loader(parsed, build_data(parsed), read_only=read_only, **ranks)
 
 
 def make_loader(
-    config: Config, data: Rescalable, *, rank: int | None = None, world_size: int | None = None, **ranks: Any
+    config: Config,
+    data: Rescalable,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    read_only: bool = False,
+    **ranks: Any,
 ) -> StatefulDataLoader:
     """The loader that a configuration describes, over stages already built from it."""
     return StatefulDataLoader(
         data,
         **dict(config.loader),
         task=make_task(config),
-        checkpoint=make_checkpoints(config),
+        checkpoint=make_checkpoints(config, read_only=read_only),
         rank=rank,
         world_size=world_size,
         **ranks,
@@ -80,13 +89,13 @@ def make_task(config: Config) -> Task:
     return task_from(config.task)
 
 
-def make_checkpoints(config: Config) -> Checkpoints | None:
+def make_checkpoints(config: Config, *, read_only: bool = False) -> Checkpoints | None:
     """The folder of checkpoints that a configuration names."""
     if config.checkpoint is None:
         return None
     section = dict(config.checkpoint)
     options = options_for(config, section["path"])
-    return Checkpoints(**{**section, "storage_options": options, "storage": config.storage})
+    return Checkpoints(**{**section, "storage_options": options, "storage": config.storage}, read_only=read_only)
 
 
 def options_for(config: Config, path: str) -> dict[str, Any] | None:

@@ -187,6 +187,8 @@ class LoaderConfig(Section):
     """Seconds without a batch after which the loader warns, and says what it waits for."""
     stall_timeout: Seconds | None = None
     """Seconds without a batch after which the loader raises an error; by default it waits."""
+    steps: Positive | None = None
+    """Steps after which an iteration ends, and the loader's length; null: it never ends."""
 
     @field_validator("outputs")
     @classmethod
@@ -245,6 +247,8 @@ class CheckpointConfig(Section):
     """Steps between checkpoints; null: only when `loader.save()` is called."""
     keep: Positive | None = 3
     """The number of complete checkpoints to keep; null: all."""
+    step: Whole | None = None
+    """Go back to this step, once; null: resume from the newest."""
     on_sigterm: bool = False
     """Also save on SIGTERM, which schedulers send before they end a job."""
     storage_options: Annotated[dict[str, Any] | None, Field(repr=False)] = None

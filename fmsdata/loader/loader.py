@@ -4,6 +4,7 @@ The loader only keeps account: of the samples in each batch that it hands out, a
 lanes passed. Batches come from a batch source, on demand or read ahead by a thread.
 """
 
+import inspect
 import multiprocessing
 import os
 import warnings
@@ -20,8 +21,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fmsdata.core.checks import whole
 from fmsdata.core.state import State
-from fmsdata.errors import ConfigError, FmsdataWarning
+from fmsdata.errors import CheckpointError, ConfigError, FmsdataWarning
 from fmsdata.loader.batches import BatchFinisher, BatchSource, LocalBatchSource
+from fmsdata.loader.ends import Ends, Unsaved
 from fmsdata.loader.fork_server import ForkServer
 from fmsdata.loader.patience import StallLimits
 from fmsdata.loader.read_ahead import OnDemand, ReadAhead
@@ -49,7 +51,7 @@ class StatefulDataLoader:
 
     A loader has one position in the stream. Iterating again continues where the last iteration
     stopped, and `state_dict()` is the state after the last batch that was handed out, however much
-    was read ahead.
+    was read ahead. With `steps`, an iteration ends at every multiple of that many steps.
 
     A thread makes `prefetch` batches ahead (0: each batch is made on demand). `num_workers`
     processes read for it; tokenized data needs none. With `checkpoint`, the loader saves itself at
@@ -80,6 +82,7 @@ class StatefulDataLoader:
         checkpoint: Checkpoints | None = None,
         stall_warning: float = 30.0,
         stall_timeout: float | None = None,
+        steps: int | None = None,
     ) -> None:
         if not isinstance(data, Rescalable):
             raise ConfigError(f"a loader reads a Rescalable, not {data!r}")
@@ -109,6 +112,9 @@ class StatefulDataLoader:
         self._engine: ReadAhead | OnDemand | None = None  # makes the batches
         self._engine_process = os.getpid()
         self._fetched = StorageStats()  # by engines that have ended
+        self.steps = None if steps is None else whole("steps", steps, least=1)
+        self._ends = Ends(self.steps)
+        self._unsaved: Unsaved | None = None
         self._saving = False
         self._sigterm = Sigterm()
         self._opened: Lanes | None = None  # for the next engine, if it reads in this process
@@ -123,22 +129,39 @@ class StatefulDataLoader:
         else:
             self.load_state_dict(states)
             self._saved_step = self._positions.step
+        if checkpoint is not None:
+            checkpoint.begin(None if states is None else self._positions.step, self.rank)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if getattr(self, "steps", None) is None:
+        if self.steps is None:
             refuse_endless_evaluation()
-        handle_sigterm = self.checkpoint is not None and self.checkpoint.on_sigterm
-        with self._sigterm.handled(self._save_done) if handle_sigterm else nullcontext():
+        self._ends.begin(self._positions.step, inspect.currentframe())
+        return self._batches()
+
+    def _batches(self) -> Iterator[dict[str, Any]]:
+        with self._sigterm.handled(self._save_done) if self._handles_sigterm else nullcontext():
             try:
-                while True:
-                    self._save_if_due()
+                while not self._at_end():
                     yield self._next_batch()
             finally:
                 if not self._persistent_workers:
-                    self.close()
+                    self._stop_engine()
+
+    def __next__(self) -> dict[str, Any]:
+        """The next batch. With `steps`, StopIteration once at each end; the next call goes on."""
+        if self._handles_sigterm:
+            raise ConfigError(
+                "on_sigterm saves while an iteration over the loader runs, and next(loader) is none; "
+                "create one with batches = iter(loader), and call next(batches)"
+            )
+        if self._at_end():
+            raise StopIteration
+        return self._next_batch()
 
     def __len__(self) -> int:
-        raise TypeError("the stream has no end, so a loader has no length; count steps, or use itertools.islice")
+        if self.steps is None:
+            raise TypeError("the stream has no end, so a loader has no length; give it one with steps=, or count steps")
+        return self.steps
 
     def __bool__(self) -> bool:
         return True
@@ -161,9 +184,12 @@ class StatefulDataLoader:
                     self._engine = self._start_engine()
                 batch = self._engine.next()
         except BaseException:
-            self.close()
+            self._ends.interrupt()
+            self._stop_engine()
             raise
         self._positions = self._positions.after(batch.samples, batch.passed)
+        if self._unsaved is not None:
+            self._unsaved.step = self._positions.step
         return batch.fields
 
     def _start_engine(self) -> ReadAhead | OnDemand:
@@ -202,10 +228,19 @@ class StatefulDataLoader:
         )
 
     def close(self) -> None:
-        """End the thread and the processes that read ahead.
+        """End the thread and the processes that read ahead, and let other runs save to its folder.
 
-        The loader stays usable: iterating starts new ones.
+        The loader stays usable: iterating starts new ones. Steps that are in no checkpoint are
+        logged: `save()` them before.
         """
+        self._stop_engine()
+        self._ends.interrupt()
+        if self._unsaved is not None:
+            self._unsaved.report()
+        if self.checkpoint is not None and self.rank == 0:
+            self.checkpoint.release()
+
+    def _stop_engine(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
             self._fetched = replace(self._fetched + engine.stats(), held_bytes=0)
@@ -255,7 +290,7 @@ class StatefulDataLoader:
         """
         saved = self.data.resume(state, self._mine)
         lanes = saved.data.start(self._mine, saved.lanes)
-        self.close()
+        self._stop_engine()
         self.data = saved.data
         self._start_at(saved.step, saved.history, lanes)
         self._pipeline = saved.pipeline
@@ -269,6 +304,9 @@ class StatefulDataLoader:
         self._opened = lanes
         self._done = self._positions  # when the trainer last asked for a batch
         self._saved_step = None
+        self._ends.move_to(step)
+        if self.checkpoint is not None and self.checkpoint.saves_itself and self.rank == 0:
+            self._unsaved = Unsaved(str(self.checkpoint), step)
         self._pipeline = self.data.fingerprint
         self._meter = Meter(begun=self._positions.tokens())
 
@@ -277,10 +315,36 @@ class StatefulDataLoader:
 
         Of the ranks of a `mesh` that share their data, one writes.
         """
+        checkpoint = self._required_checkpoint()
+        if checkpoint.read_only or checkpoint.goes_back:  # the first is an error, the second has more to write
+            self._saved_step = None
+        self._save(checkpoint, self._positions)
+        return f"{checkpoint}/step-{self._positions.step}"
+
+    def load(self, step: int | None = None) -> None:
+        """Load the newest complete checkpoint of the folder again, or go back to a named step.
+
+        After going back, the later steps are set aside at the next save: they stay in the folder,
+        and no run resumes from them. Call it on every rank.
+
+        >>> loader.load(step=12_000)     # doctest: +SKIP
+        """
+        checkpoint = self._required_checkpoint()
+        states = checkpoint.load(self._mine, None if step is None else whole("step", step))
+        if states is None:
+            raise CheckpointError(f"{checkpoint} has no checkpoint to load")
+        self.load_state_dict(states)
+        self._saved_step = self._positions.step
+        checkpoint.begin(self._positions.step, self.rank)
+
+    def _required_checkpoint(self) -> Checkpoints:
         if self.checkpoint is None:
             raise ConfigError("this loader has no checkpoint folder: create it with checkpoint=Checkpoints(path)")
-        self._save(self.checkpoint, self._positions)
-        return f"{self.checkpoint}/step-{self._positions.step}"
+        return self.checkpoint
+
+    @property
+    def _handles_sigterm(self) -> bool:
+        return self.checkpoint is not None and self.checkpoint.on_sigterm
 
     def _save(self, checkpoint: Checkpoints, positions: Positions) -> None:
         if positions.step == self._saved_step:
@@ -292,14 +356,24 @@ class StatefulDataLoader:
         finally:
             self._saving = False
         self._saved_step = positions.step
+        if self._unsaved is not None:
+            self._unsaved.saved = positions.step
 
-    def _save_if_due(self) -> None:
+    def _at_end(self) -> bool:
+        """Whether the iteration ends here. Called when the trainer asks for a batch: saves what is due."""
+        ended = self._ends.reached(self._positions.step)
+        self._save_if_due(ended)
+        if ended:
+            self._ends.move_to(self._positions.step)
+        return ended
+
+    def _save_if_due(self, ended: bool) -> None:
         """Called when the trainer asks for a batch: it has finished all batches that it got."""
         checkpoint = self.checkpoint
         if checkpoint is None:
             return
         self._done = self._positions
-        if checkpoint.is_due(self._done.step) or self._sigterm.received:
+        if checkpoint.is_due(self._done.step) or self._sigterm.received or (ended and checkpoint.saves_itself):
             self._save(checkpoint, self._done)
         if self._sigterm.received:
             raise SystemExit(EXIT_CODE)

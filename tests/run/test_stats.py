@@ -20,6 +20,9 @@ from fmsdata.errors import FmsdataWarning
 from fmsdata.run.stats import Stats, Throughput
 from tests.helpers import documents, maker, opened, write_source
 
+# `Checked` takes some steps of a loader after others, on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore:the same line iterates over an endless loader again")
+
 
 class Checked:
     """A loader, and what its batches held, by their provenance."""
