@@ -162,10 +162,14 @@ class LoaderConfig(Section):
     """Worker processes that read, on each rank. Tokenized data needs none."""
     outputs: Annotated[tuple[str, ...], AS_LIST, Field(json_schema_extra=ONE_OF_OUTPUTS)] = ()
     """Fields of a batch in addition to those of the task."""
+    padding_segment: bool | None = None
+    """Whether padding is a segment of its own in `cu_seqlens`; by default only if the task is not causal."""
     prefetch: Whole = 4
     """Batches that a thread prepares ahead; 0: each batch is made when it is requested."""
     pin_memory: bool = False
-    """Copy batches into pinned memory."""
+    """Copy batches into pinned memory. With `device` that is not needed."""
+    device: Text | None = None
+    """The device that batches are copied to ahead of the trainer, such as `cuda`; by default none."""
     persistent_workers: bool = True
     """Keep the workers after an iteration has ended."""
     multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = None

@@ -20,6 +20,7 @@ from fmsdata.core.checks import whole
 from fmsdata.core.state import State
 from fmsdata.errors import ConfigError, FmsdataWarning
 from fmsdata.loader.batches import BatchFinisher, BatchSource, LocalBatchSource
+from fmsdata.loader.device import checked_device
 from fmsdata.loader.read_ahead import OnDemand, ReadAhead
 from fmsdata.loader.sigterm import EXIT_CODE, Sigterm
 from fmsdata.loader.worker_batches import WorkerBatchSource
@@ -46,9 +47,9 @@ class StatefulDataLoader:
     was read ahead.
 
     A thread makes `prefetch` batches ahead (0: each batch is made on demand). `num_workers`
-    processes read for it; tokenized data needs none. With `checkpoint`, the loader saves itself at
-    the steps that the `Checkpoints` name, and resumes from the newest complete checkpoint when it
-    is created.
+    processes read for it; tokenized data needs none. With `device`, the thread also copies the
+    batches there. With `checkpoint`, the loader saves itself at the steps that the `Checkpoints`
+    name, and resumes from the newest complete checkpoint when it is created.
 
     >>> loader = StatefulDataLoader(data, batch_size=8, rank=0, world_size=1)     # doctest: +SKIP
     >>> for batch in loader:                                                      # doctest: +SKIP
@@ -64,9 +65,11 @@ class StatefulDataLoader:
         rank: int | None = None,
         world_size: int | None = None,
         outputs: Sequence[str] = (),
+        padding_segment: bool | None = None,
         task: Task | None = None,
         prefetch: int = 4,
         pin_memory: bool = False,
+        device: str | int | torch.device | None = None,
         persistent_workers: bool = True,
         multiprocessing_context: str | None = None,
         checkpoint: Checkpoints | None = None,
@@ -78,12 +81,15 @@ class StatefulDataLoader:
         check_outputs(outputs)
         self.outputs = tuple(outputs)
         self.task: Task = task or CausalLM()
+        self.sources = tuple(data.source_sizes)  # the names that `source_ids` number
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
         self._mine = data.lanes_of(self.rank, self.world_size)
         self.num_workers = self._enough_workers(whole("num_workers", num_workers))
         self.prefetch = whole("prefetch", prefetch)
         self._finish = BatchFinisher(
-            collate=Collate(task=self.task, outputs=self.outputs), pin_memory=_can_pin() if pin_memory else False
+            collate=Collate(self.task, self.outputs, sources=self.sources, padding_segment=padding_segment),
+            pin_memory=_can_pin() if pin_memory else False,
+            device=checked_device(device),
         )
         self._persistent_workers = persistent_workers
         self._context = _checked_context(multiprocessing_context)
@@ -137,6 +143,8 @@ class StatefulDataLoader:
                 if self._engine is None:
                     self._engine = self._start_engine()
                 batch = self._engine.next()
+                if batch.wait is not None:
+                    batch.wait()
         except BaseException:
             self.close()
             raise
@@ -144,12 +152,8 @@ class StatefulDataLoader:
         return batch.fields
 
     def _start_engine(self) -> ReadAhead | OnDemand:
-        open_source = self._batch_source()
-        engine = (
-            ReadAhead(open_source, self._finish, self.prefetch)
-            if self.prefetch
-            else OnDemand(open_source, self._finish)
-        )
+        open_source, finish = self._batch_source(), self._finish.opened()
+        engine = ReadAhead(open_source, finish, self.prefetch) if self.prefetch else OnDemand(open_source, finish)
         # A loader that is dropped does not wait for its thread here: Python would swallow an
         # interrupt meanwhile.
         self._forget_engine = weakref.finalize(self, engine.stop)

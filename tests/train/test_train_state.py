@@ -256,7 +256,7 @@ class _Cosine:
     [
         lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step),
         lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: np.cos(step / 20)),
-        lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: np.float32(0.9) ** np.float32(step)),
+        lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: np.float32(0.9) ** np.float32(step)),  # type: ignore[arg-type,return-value]
         lambda optimizer: lr_scheduler.SequentialLR(
             optimizer,
             [lr_scheduler.LinearLR(optimizer), lr_scheduler.LambdaLR(optimizer, lambda step: np.cos(step / 20))],
