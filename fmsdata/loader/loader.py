@@ -170,7 +170,7 @@ class StatefulDataLoader:
                 workers=self.num_workers,
                 batch_size=self.batch_size,
                 extra_tokens=self.task.extra_tokens,
-                needs_lines=bool(self.outputs) or getattr(self.task, "needs_lines", True),
+                needs_lines=self._finish.collate.needs_lines,
                 context=self._context,
             )
         lanes = lanes or self.data.start(self._mine, self._positions.states(self._mine))

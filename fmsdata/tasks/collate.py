@@ -50,15 +50,21 @@ class Collate:
         if self.padding_segment is not None:
             flag("padding_segment", self.padding_segment)
 
+    @property
+    def needs_lines(self) -> bool:
+        """Whether the fields depend on more than tokens and padding."""
+        return bool(self.outputs) or getattr(self.task, "needs_lines", True)
+
     def __call__(self, samples: Sequence[Item]) -> dict[str, Any]:
         return self.fields(collect([(item.chunk, 0) for item in samples], self.task.extra_tokens))
 
     def fields(self, batch: Batch) -> dict[str, Any]:
         """The fields of a batch: those of the task, then the requested outputs."""
-        apart = self.padding_segment
-        if apart is None:  # a token must not see padding: behind it for a causal model, anywhere for others
-            apart = not getattr(self.task, "causal", True)
-        batch = replace(batch, sources=self.sources, padding_segment=apart)
+        if self.needs_lines:
+            apart = self.padding_segment
+            if apart is None:  # what looks ahead must not find padding in its segment
+                apart = not getattr(self.task, "causal", True)
+            batch = replace(batch, sources=self.sources, padding_segment=apart)
         return {**self.task(batch), **{name: OUTPUTS[name](batch) for name in self.outputs}}
 
 
