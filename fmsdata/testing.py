@@ -34,8 +34,8 @@ from fmsdata.core.lane import Lane
 from fmsdata.core.spans import Span
 from fmsdata.core.stage import Stage
 from fmsdata.core.state import State
+from fmsdata.corpus.listing import find_shards
 from fmsdata.errors import DataError
-from fmsdata.formats import SUFFIXES
 from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.storage.local import Recent
 from fmsdata.storage.location import Location
@@ -384,7 +384,7 @@ class StoredDocuments(Mapping[Document, npt.NDArray[np.int64]]):
 
     def __iter__(self) -> Iterator[Document]:
         for source, folder in self._folders.items():
-            for name in folder.names(SUFFIXES):
+            for name in find_shards(folder).names:
                 shard = _PlainShard(folder / name, self._column)
                 documents = ((source, name, number) for number in range(shard.documents))
                 yield from (document for document in documents if document in self)

@@ -35,6 +35,7 @@ from fmsdata.config.values import (
     Weight,
     Weights,
     Whole,
+    Window,
     collected,
 )
 from fmsdata.core.checks import suggestion, unnamed
@@ -134,8 +135,20 @@ class PackConfig(Section):
 class ShuffleConfig(Section):
     """How lines are shuffled."""
 
-    window: Positive = 256
-    """The number of lines of a lane that are shuffled together; 1 keeps their order."""
+    window: Window = "auto"
+    """The number of lines of a lane that are shuffled together; 1 keeps their order.
+
+    `auto`: three times `distance`, but at most an eighth of what a lane reads in an epoch."""
+    distance: Positive | None = None
+    """How many samples apart two neighbouring lines of a lane shall be on average; by default 10,000.
+
+    For window `auto`. It holds at one lane per rank; with more lanes they are further apart."""
+
+    @model_validator(mode="after")
+    def _window_or_distance(self) -> "ShuffleConfig":
+        if self.window != "auto" and self.distance is not None:
+            raise ValueError("`window` is a number, so `distance` has no effect; give one of the two")
+        return self
 
 
 class PhaseConfig(Section):
@@ -173,7 +186,11 @@ class LoaderConfig(Section):
     persistent_workers: bool = True
     """Keep the workers after an iteration has ended."""
     multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = None
-    """How workers are started; by default as on this system."""
+    """How workers are started; by default from a fork server."""
+    stall_warning: Seconds = 30.0
+    """Seconds without a batch after which the loader warns, and says what it waits for."""
+    stall_timeout: Seconds | None = None
+    """Seconds without a batch after which the loader raises an error; by default it waits."""
 
     @field_validator("outputs")
     @classmethod

@@ -64,6 +64,13 @@ def unnamed(sources: Iterable[str], weights: Iterable[str]) -> str | None:
     return f"no weight for {names}: write `{zeros}` to stop {'it' if len(missing) == 1 else 'them'} in this phase"
 
 
+def seconds(name: str, value: Any) -> float:
+    """A duration, which must be above zero."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise ConfigError(f"{name} is {value!r}; it must be a number of seconds above zero")
+    return float(value)
+
+
 def byte_count(text: str) -> int | None:
     """A number of bytes as people write it; None if the text is not one.
 

@@ -5,13 +5,15 @@ their lanes passed. The loader records those when it hands the batch out, so lin
 read ahead do not count.
 """
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
 from fmsdata.loader.device import DeviceCopy, replaced
+from fmsdata.loader.patience import stack_of
 from fmsdata.planning.schedule import Turns
 from fmsdata.run.lanes import Lanes
 from fmsdata.run.positions import Milestone
@@ -45,6 +47,16 @@ class BatchSource(Protocol):
     def check(self) -> None:
         """Raise if no further batch can come. May be called from another thread."""
 
+    def silent(self) -> list[str]:
+        """What keeps the next batch from coming, for a trainer that has waited long.
+
+        Called from another thread.
+        """
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the workers."""
+
     def wake(self) -> None:
         """Stop waiting for storage or for workers: the next batch is not needed.
 
@@ -67,14 +79,22 @@ class LocalBatchSource:
     def __init__(self, lanes: Lanes, turns: Turns, *, batch_size: int, extra_tokens: int) -> None:
         self._lanes, self._turns = lanes, turns
         self._batch_size, self._extra_tokens = batch_size, extra_tokens
+        self._thread: int | None = None  # that reads
+
+    pids: ClassVar[list[int]] = []
 
     def next(self) -> LineBatch:
+        self._thread = threading.get_ident()
         samples = self._turns.take(self._batch_size)
         rows, passed = self._lanes.take(samples)
         return LineBatch(collect(rows, self._extra_tokens), samples, passed)
 
     def check(self) -> None:
         pass
+
+    def silent(self) -> list[str]:
+        reading = self._lanes.files.reading_now or "nothing yet"
+        return [f"This process was reading {reading}: its Python stack:\n{stack_of(self._thread)}"]
 
     def wake(self) -> None:
         self.close()

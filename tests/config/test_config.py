@@ -68,7 +68,7 @@ def mixture_of(data: fmsdata.Rescalable) -> Mixture:
         ("phases:\n- until_token: 3", "run.yaml:4: phases.0.until_token: unknown key; did you mean 'until_tokens'?"),
         ("checkpoint: {path: x,\n  evry: 3}", "run.yaml:4: checkpoint.evry: unknown key; did you mean 'every'?"),
         ("batch_size: 3", "run.yaml:3: batch_size: unknown key; did you mean 'loader.batch_size'?"),
-        ("shuffle: {qqq: 3}", "run.yaml:3: shuffle.qqq: unknown key; must be one of window"),
+        ("shuffle: {qqq: 3}", "run.yaml:3: shuffle.qqq: unknown key; must be one of window, distance"),
     ],
 )
 def test_an_unknown_key_is_named_with_its_line_and_the_right_one(tmp_path: Path, text: str, message: str) -> None:

@@ -53,7 +53,7 @@ class Batches:
             if not column.listed:
                 return
             nodes, buffers = self._read_metadata(0, len(messages))
-            self._first_row = column.first_rows(nodes[:, column.node, 0]).tolist()
+            self._first_row = column.first_rows(column.rows_of(nodes)).tolist()
             plain = column.are_plain(nodes, self._shape)
             tokens = column.row_tokens(nodes, buffers, plain)
         if not nodes[:, column.node, 1].any():  # a null row may hide values

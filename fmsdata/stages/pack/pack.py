@@ -76,6 +76,9 @@ class Pack(Stage):
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
         return MODES[self.mode].open(self, lane, state)
 
+    def epoch_items(self) -> int:
+        return self.size().tokens // self.seq_len
+
     def window_tokens(self) -> int:
         return self.seq_len * super().window_tokens()
 
