@@ -199,7 +199,8 @@ class Audit:
         """Loaders as configured, whose batches also name the origin of each sample."""
         settings = self.config.loader
         outputs = tuple(dict.fromkeys([*settings.outputs, "provenance", "epochs"]))
-        simple = {"num_workers": workers, "outputs": outputs, "prefetch": 1 if workers else 0, "pin_memory": False}
+        simple = {"num_workers": workers, "outputs": outputs, "prefetch": 1 if workers else 0}
+        simple |= {"pin_memory": False, "device": None}
         config = self.config.model_copy(update={"loader": settings.model_copy(update=simple)})
         return lambda rank, world_size: make_loader(config, self.data, rank=rank, world_size=world_size)
 

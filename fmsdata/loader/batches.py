@@ -6,11 +6,13 @@ read ahead do not count.
 """
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
+from fmsdata.loader.device import DeviceCopy, replaced
 from fmsdata.loader.patience import stack_of
 from fmsdata.planning.schedule import Turns
 from fmsdata.run.lanes import Lanes
@@ -34,6 +36,7 @@ class FinishedBatch(NamedTuple):
     fields: dict[str, Any]
     samples: list[int]
     passed: list[Milestone]
+    wait: Callable[[], None] | None = None  # to be called before the trainer gets it, in its thread
 
 
 class BatchSource(Protocol):
@@ -111,12 +114,23 @@ class BatchFinisher:
     """Turns lines into the fields that the trainer gets."""
 
     collate: Collate
-    pin_memory: bool
+    pin_memory: bool = False
+    device: torch.device | None = None
+    copy: DeviceCopy | None = None
+
+    def opened(self) -> "BatchFinisher":
+        """The same for a new thread that reads ahead. Called in the trainer's thread."""
+        if self.device is None or self.device.type == "cpu":
+            return self
+        return replace(self, copy=DeviceCopy(self.device))
 
     def __call__(self, lines: LineBatch) -> FinishedBatch:
         fields = self.collate.fields(lines.batch)
+        if self.copy is not None:
+            fields, wait = self.copy(fields)
+            return FinishedBatch(fields, lines.samples, lines.passed, wait)
+        if self.device is not None:
+            fields = replaced(fields, lambda tensor: tensor.to(self.device))
         if self.pin_memory:
-            fields = {
-                name: value.pin_memory() if isinstance(value, torch.Tensor) else value for name, value in fields.items()
-            }
+            fields = replaced(fields, torch.Tensor.pin_memory)
         return FinishedBatch(fields, lines.samples, lines.passed)

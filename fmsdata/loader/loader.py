@@ -23,6 +23,7 @@ from fmsdata.core.checks import whole
 from fmsdata.core.state import State
 from fmsdata.errors import CheckpointError, ConfigError, FmsdataWarning
 from fmsdata.loader.batches import BatchFinisher, BatchSource, LocalBatchSource
+from fmsdata.loader.device import checked_device
 from fmsdata.loader.ends import Ends, Unsaved
 from fmsdata.loader.fork_server import ForkServer
 from fmsdata.loader.patience import StallLimits
@@ -54,9 +55,9 @@ class StatefulDataLoader:
     was read ahead. With `steps`, an iteration ends at every multiple of that many steps.
 
     A thread makes `prefetch` batches ahead (0: each batch is made on demand). `num_workers`
-    processes read for it; tokenized data needs none. With `checkpoint`, the loader saves itself at
-    the steps that the `Checkpoints` name, and resumes from the newest complete checkpoint when it
-    is created.
+    processes read for it; tokenized data needs none. With `device`, the thread also copies the
+    batches there. With `checkpoint`, the loader saves itself at the steps that the `Checkpoints`
+    name, and resumes from the newest complete checkpoint when it is created.
 
     >>> loader = StatefulDataLoader(data, batch_size=8, rank=0, world_size=1)     # doctest: +SKIP
     >>> for batch in loader:                                                      # doctest: +SKIP
@@ -74,9 +75,11 @@ class StatefulDataLoader:
         mesh: DeviceMesh | None = None,
         process_group: ProcessGroup | None = None,
         outputs: Sequence[str] = (),
+        padding_segment: bool | None = None,
         task: Task | None = None,
         prefetch: int = 4,
         pin_memory: bool = False,
+        device: str | int | torch.device | None = None,
         persistent_workers: bool = True,
         multiprocessing_context: str | None = None,
         checkpoint: Checkpoints | None = None,
@@ -91,13 +94,16 @@ class StatefulDataLoader:
         check_outputs(outputs)
         self.outputs = tuple(outputs)
         self.task: Task = task or CausalLM()
+        self.sources = tuple(data.source_sizes)  # the names that `source_ids` number
         self._ranks = data.ranks(rank, world_size, mesh, process_group)
         self.rank, self.world_size = self._ranks.rank, self._ranks.world_size
         self._mine = data.lanes_of(self.rank, self.world_size)
         self.num_workers = self._enough_workers(whole("num_workers", num_workers))
         self.prefetch = whole("prefetch", prefetch)
         self._finish = BatchFinisher(
-            collate=Collate(task=self.task, outputs=self.outputs), pin_memory=_can_pin() if pin_memory else False
+            collate=Collate(self.task, self.outputs, sources=self.sources, padding_segment=padding_segment),
+            pin_memory=_can_pin() if pin_memory else False,
+            device=checked_device(device),
         )
         self._persistent_workers = persistent_workers
         self._method = _checked_method(multiprocessing_context)
@@ -183,6 +189,8 @@ class StatefulDataLoader:
                     self._ranks.check_sharing("loader")
                     self._engine = self._start_engine()
                 batch = self._engine.next()
+                if batch.wait is not None:
+                    batch.wait()
         except BaseException:
             self._ends.interrupt()
             self._stop_engine()
@@ -193,11 +201,11 @@ class StatefulDataLoader:
         return batch.fields
 
     def _start_engine(self) -> ReadAhead | OnDemand:
-        open_source = self._batch_source()
+        open_source, finish = self._batch_source(), self._finish.opened()
         engine = (
-            ReadAhead(open_source, self._finish, self.prefetch, self._stall_limits)
+            ReadAhead(open_source, finish, self.prefetch, self._stall_limits)
             if self.prefetch
-            else OnDemand(open_source, self._finish, self._stall_limits)
+            else OnDemand(open_source, finish, self._stall_limits)
         )
         # A loader that is dropped does not wait for its thread here: Python would swallow an
         # interrupt meanwhile.
@@ -215,7 +223,7 @@ class StatefulDataLoader:
                 workers=self.num_workers,
                 batch_size=self.batch_size,
                 extra_tokens=self.task.extra_tokens,
-                needs_lines=bool(self.outputs) or getattr(self.task, "needs_lines", True),
+                needs_lines=self._finish.collate.needs_lines,
                 method=self._method,
             )
         lanes = lanes or self.data.start(self._mine, self._positions.states(self._mine))

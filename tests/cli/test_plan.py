@@ -23,7 +23,7 @@ from tests.helpers import CONFIG, documents, write_source
 from tests.servers.object_store import ObjectStore
 
 FMSDATA = Path(sys.executable).parent / "fmsdata"
-PHASES: list[Any] = [{"until_tokens": 8000, "weights": {"web": 1}}, {"until_tokens": 20_000}]
+PHASES: list[Any] = [{"until_tokens": 8000, "weights": {"web": 1, "wiki": 0}}, {"until_tokens": 20_000}]
 
 
 def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
@@ -129,7 +129,7 @@ def test_what_users_should_look_out_for_is_told(root: Path) -> None:
     assert "5 ranks don't divide 24 lanes" in told(10_000, world_size=5)
     assert "23 is prime" in told(10_000, lanes=23)
     assert "not read at all: 'wiki' (weight 0)" in told(10_000, sources__wiki__weight=0)
-    late = [{"until_tokens": 10**9, "weights": {"web": 1}}, {"weights": {"wiki": 1}}]
+    late = [{"until_tokens": 10**9, "weights": {"web": 1, "wiki": 0}}, {"weights": {"web": 0, "wiki": 1}}]
     assert "not read" not in told(10_000, phases=late)
     assert "used up: 'wiki' (1.0 times)" in told(100_000, sources__wiki__max_epochs=1)
 
