@@ -17,7 +17,8 @@ from fmsdata.prefetch.buffer import PrefetchBuffer
 from fmsdata.prefetch.look_ahead import LookAhead
 from fmsdata.prefetch.remote_source import RemoteSource
 from fmsdata.prefetch.shard_files import ShardFiles
-from fmsdata.storage.local import MappedFiles, Recent
+from fmsdata.storage.local import Recent
+from fmsdata.storage.mapped import MappedFile, MappedFiles
 from fmsdata.storage.settings import Storage
 from fmsdata.storage.stats import StorageStats
 
@@ -35,7 +36,7 @@ class OpenFiles:
     """
 
     def __init__(self, share: float = 0.0, on_read: Callable[[str], None] = _ignore) -> None:
-        self.shards: Recent[Shard] = Recent(OPEN_SHARDS)
+        self.shards: Recent[tuple[MappedFile, Shard]] = Recent(OPEN_SHARDS)
         self.mapped = MappedFiles()
         self.reading = on_read
         self._share = share
@@ -89,15 +90,18 @@ class MappedBlocks:
         return self.look_up(address)
 
     def look_up(self, address: Address) -> Block[StoredTokens]:
-        shard = self._opened.shards.get((self._files, address.shard), lambda: self._open(address.shard))
-        return shard.read(address.first, address.stop)
+        file, shard = self._opened.shards.get((self._files, address.shard), lambda: self._open(address.shard))
+        with file:
+            return shard.read(address.first, address.stop)
 
-    def _open(self, shard: int) -> Shard:
+    def _open(self, shard: int) -> tuple[MappedFile, Shard]:
         files = self._files
         path = files.path(shard)
-        opened = open_shard(self._opened.mapped.get(path), str(path), files.column)
-        files.counts.require(shard, documents=opened.documents, tokens=opened.known_tokens, source=self._source)
-        return opened
+        file = self._opened.mapped.get(path)
+        with file:
+            opened = open_shard(file, str(path), files.column)
+            files.counts.require(shard, documents=opened.documents, tokens=opened.known_tokens, source=self._source)
+        return file, opened
 
 
 class RemoteBlocks:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from fmsdata.core.keys import Ints
 from fmsdata.formats.arrow.flatbuffers import Table
@@ -25,23 +24,6 @@ HEADS = 4  # beginnings of messages to remember
 PREFIX = 8  # bytes of the continuation marker and the metadata's size
 END = 10  # bytes of the footer's size and the magic, behind the footer
 NOT_WHOLE = "not a whole Arrow IPC file, it is truncated or of another kind"
-
-
-def read_framing(buffer: pa.Buffer) -> tuple[pa.Schema, Ints]:
-    """The schema, and for each record batch its offset and the sizes of metadata and body."""
-    data = memoryview(buffer)
-    if data[: len(MAGIC)] == MAGIC:
-        messages, _ = read_footer(data[len(data) - footer_size(data, len(data)) :])
-        schema = pa.ipc.open_file(buffer).schema
-    else:
-        require_stream(data)
-        walked = Walker().walk(data)
-        if not walked.ended:
-            raise Truncated("the end-of-stream marker is missing")
-        messages = walked.messages
-        schema = pa.ipc.open_stream(buffer).schema
-    require_inside(messages, len(data))
-    return schema, messages
 
 
 def require_stream(data: memoryview) -> None:

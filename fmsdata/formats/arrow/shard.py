@@ -12,35 +12,34 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from fmsdata.core.blocks import Block
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.core.tokens import Tokens
 from fmsdata.formats.arrow.column import TokenColumn
-from fmsdata.formats.arrow.framing import NOT_WHOLE, read_framing
+from fmsdata.formats.arrow.framing import NOT_WHOLE
 from fmsdata.formats.arrow.metadata import Metadata, Shape
+from fmsdata.formats.arrow.opening import read_framing
+from fmsdata.formats.base import InMemory, ShardBytes
 from fmsdata.formats.damage import Guarded
 
 
 class Batches:
     """Record batches in memory, and their documents.
 
-    `messages` are their places in the buffer. `base` is the buffer's first byte in the file.
+    `messages` are their places in the data. `base` is the data's first byte in the file.
     """
 
     def __init__(
-        self, column: TokenColumn, metadata: Metadata, buffer: pa.Buffer, messages: Ints, base: int = 0
+        self, column: TokenColumn, metadata: Metadata, data: ShardBytes, messages: Ints, base: int = 0
     ) -> None:
         self._column = column
         self._metadata = metadata
-        self._buffer = buffer
-        self._data = memoryview(buffer)
+        self._data = data
         self._messages = messages
         self._base = base
-        self.whole: Tokens = self._as_array(column.dtype)
-        self._ends = self._as_array(column.ends)  # list offsets are among these
+        self.whole = data.tokens(column.dtype)
         self._first_row: Sequence[int] = range(len(messages) + 1)
         self.known_tokens: int | None = None if len(messages) else 0
         self._shape = Shape(0, 0, compressed=False)
@@ -48,7 +47,8 @@ class Batches:
         if not len(messages):
             return
         with Guarded(column.name):
-            self._shape = metadata.shape(self._data, messages, base)
+            heads, here = self._heads(messages[:1])
+            self._shape = metadata.shape(heads, here, base)
             column.require(self._shape)
             if not column.listed:
                 return
@@ -70,7 +70,7 @@ class Batches:
         """Whether the tokens are stored as they are, so that reading decodes nothing."""
         return not self._shape.compressed and (not self._column.listed or all(self._plain))
 
-    def read(self, first: int, stop: int) -> Block[Tokens]:
+    def read(self, first: int, stop: int) -> Block[Any]:
         """The documents `first` to `stop - 1`, of which there must be at least one."""
         if not self._column.listed:
             with Guarded(self._column.name):
@@ -87,9 +87,19 @@ class Batches:
         return Block(block.arrays, block.array[rows], block.start[rows], block.length[rows])
 
     def _read_metadata(self, begin: int, end: int) -> tuple[Ints, Ints]:
-        return self._metadata.read(self._data, self._messages[begin:end], self._shape, self._base)
+        messages = self._messages[begin:end]
+        heads, here = self._heads(messages)
+        nodes, buffers = self._metadata.read(heads, here, self._shape, self._base)
+        buffers[:, :, 0] += messages[:, :1] - here[:, :1]
+        return nodes, buffers
 
-    def _plain_lists(self, begin: int, end: int, first: int, stop: int) -> Block[Tokens]:
+    def _heads(self, messages: Ints) -> tuple[memoryview, Ints]:
+        """The metadata of record batches, and the places of the messages if it were the file."""
+        here = messages.copy()
+        heads, here[:, 0] = self._data.collect(messages[:, :2])
+        return heads, here
+
+    def _plain_lists(self, begin: int, end: int, first: int, stop: int) -> Block[Any]:
         column = self._column
         starts: list[Ints] = []
         lengths: list[Ints] = []
@@ -103,15 +113,16 @@ class Batches:
             else:
                 table, size = self._buffers[batch][column.table]
                 column.require_table(table, size, high - low)
-                table = table // column.ends.itemsize + row
-                ends = self._ends[table : table + count + 1].astype(np.int64)
+                width = column.ends.itemsize
+                data = self._data.read(table + row * width, table + (row + count + 1) * width)
+                ends = np.frombuffer(data, column.ends).astype(np.int64)
             start, length = column.rows(ends, *self._buffers[batch][column.values])
             starts.append(start)
             lengths.append(length)
         start, length = (found[0] if len(found) == 1 else np.concatenate(found) for found in (starts, lengths))
         return Block([self.whole], np.zeros(len(start), np.int64), start, length)
 
-    def _decoded(self, begin: int, end: int) -> Block[Tokens]:
+    def _decoded(self, begin: int, end: int) -> Block[Any]:
         """All documents of record batches that pyarrow has to decode."""
         arrays: list[Tokens] = []
         starts: list[Ints] = []
@@ -135,16 +146,12 @@ class Batches:
 
     def _decode(self, batch: int) -> "pa.Array[Any]":
         offset, metadata, body = self._messages[batch].tolist()
-        message = self._buffer.slice(offset, metadata + body)
+        message = pa.py_buffer(self._data.read(offset, offset + metadata + body))
         with Guarded(self._column.name):
             decoded = pa.ipc.read_record_batch(pa.ipc.read_message(message), self._column.schema)
             column = decoded.column(self._column.index)
             column.validate(full=True)
         return column
-
-    def _as_array(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """The whole buffer as one array. (Arrow aligns everything in a file to 8 bytes.)"""
-        return np.frombuffer(self._data, dtype, self._buffer.size // np.dtype(dtype).itemsize)
 
 
 class ArrowShard(Batches):
@@ -155,11 +162,12 @@ class ArrowShard(Batches):
     48211
     """
 
-    def __init__(self, buffer: pa.Buffer, name: str, column: str | None = None) -> None:
+    def __init__(self, data: pa.Buffer | ShardBytes, name: str, column: str | None = None) -> None:
         self.name = name
+        data = InMemory(data) if isinstance(data, pa.Buffer) else data
         with Guarded(name, NOT_WHOLE):
-            schema, messages = read_framing(buffer)
-        super().__init__(TokenColumn(schema, column, name), Metadata(), buffer, messages)
+            schema, messages = read_framing(data)
+        super().__init__(TokenColumn(schema, column, name), Metadata(), data, messages)
 
     def tokens(self) -> int:
         """The number of tokens in the shard."""
