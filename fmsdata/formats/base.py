@@ -5,8 +5,8 @@ I/O: they ask for byte ranges of one file, are sent the bytes, and return what t
 not know who fetches the bytes, when and how often, so every format works with any storage.
 """
 
-from collections.abc import Generator, Sequence
-from typing import Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -55,8 +55,26 @@ class InMemory:
         return np.frombuffer(self._data, dtype, self.size // np.dtype(dtype).itemsize)
 
 
+class Decoded(NamedTuple):
+    """A decoded part of a shard: document `i` of it is `tokens[ends[i] : ends[i + 1]]`."""
+
+    tokens: Tokens
+    ends: Ints
+    nbytes: int  # of memory that it takes
+
+
+Keep: TypeAlias = Callable[[int, Callable[[], Decoded]], Decoded]
+
+
+def keep_nothing(part: int, decode: Callable[[], Decoded]) -> Decoded:  # noqa: ARG001
+    """Decode a part each time that it is needed."""
+    return decode()
+
+
 class Shard(Protocol):
     """A shard whose bytes are in memory or mapped."""
+
+    keep: Keep  # called for each part that must be decoded, with its number: it may have kept it
 
     known_tokens: int | None  # the number of tokens, where it need not be computed
 

@@ -6,14 +6,17 @@ local, else through the prefetch buffer.
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from fmsdata.core.blocks import Address, Block, LaneBlocks
 from fmsdata.core.lane import Lane
+from fmsdata.core.memory import MappedTokens
 from fmsdata.core.tokens import StoredTokens
 from fmsdata.formats import open_shard
-from fmsdata.formats.base import Shard
+from fmsdata.formats.base import Decoded, Shard
 from fmsdata.planning.lane_order import LaneOrder
 from fmsdata.prefetch.buffer import PrefetchBuffer
+from fmsdata.prefetch.decoded import DecodedBatches
 from fmsdata.prefetch.look_ahead import LookAhead
 from fmsdata.prefetch.remote_source import RemoteSource
 from fmsdata.prefetch.shard_files import ShardFiles
@@ -42,6 +45,7 @@ class OpenFiles:
         self._share = share
         self._buffers: dict[Storage, PrefetchBuffer] = {}
         self._remote: dict[object, RemoteSource] = {}
+        self._decoded: dict[int, DecodedBatches] = {}  # by their budget
 
     def open_blocks(self, files: ShardFiles, order: LaneOrder, lane: Lane) -> LaneBlocks:
         """The blocks of a source, for a lane that reads them in this order."""
@@ -59,6 +63,12 @@ class OpenFiles:
                 layouts=buffer.layouts,
             )
         return RemoteBlocks(buffer, self._remote[key], order, lane)
+
+    def decoded(self, storage: Storage) -> DecodedBatches:
+        """What was decoded of compressed shards on a local disk."""
+        if storage.prefetch_bytes not in self._decoded:
+            self._decoded[storage.prefetch_bytes] = DecodedBatches(storage.prefetch_bytes)
+        return self._decoded[storage.prefetch_bytes]
 
     def stats(self) -> StorageStats:
         """What was fetched so far."""
@@ -90,6 +100,12 @@ class MappedBlocks:
         return self.look_up(address)
 
     def look_up(self, address: Address) -> Block[StoredTokens]:
+        block = self._read(address)
+        if isinstance(block.arrays[0], MappedTokens):
+            return block
+        return self._opened.decoded(self._files.location.storage).lend(block, partial(self._read, address))
+
+    def _read(self, address: Address) -> Block[StoredTokens]:
         file, shard = self._opened.shards.get((self._files, address.shard), lambda: self._open(address.shard))
         with file:
             return shard.read(address.first, address.stop)
@@ -101,7 +117,11 @@ class MappedBlocks:
         with file:
             opened = open_shard(file, str(path), files.column)
             files.counts.require(shard, documents=opened.documents, tokens=opened.known_tokens, source=self._source)
+        opened.keep = partial(self._keep, shard)
         return file, opened
+
+    def _keep(self, shard: int, part: int, decode: Callable[[], Decoded]) -> Decoded:
+        return self._opened.decoded(self._files.location.storage).get((self._files, shard, part), decode)
 
 
 class RemoteBlocks:

@@ -9,6 +9,7 @@ pyarrow.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from fmsdata.formats.arrow.column import TokenColumn
 from fmsdata.formats.arrow.framing import NOT_WHOLE
 from fmsdata.formats.arrow.metadata import Metadata, Shape
 from fmsdata.formats.arrow.opening import read_framing
-from fmsdata.formats.base import InMemory, ShardBytes
+from fmsdata.formats.base import Decoded, InMemory, Keep, ShardBytes, keep_nothing
 from fmsdata.formats.damage import Guarded
 
 
@@ -39,6 +40,7 @@ class Batches:
         self._data = data
         self._messages = messages
         self._base = base
+        self.keep: Keep = keep_nothing
         self.whole = data.tokens(column.dtype)
         self._first_row: Sequence[int] = range(len(messages) + 1)
         self.known_tokens: int | None = None if len(messages) else 0
@@ -78,13 +80,12 @@ class Batches:
                 if self._column.are_plain(nodes, self._shape).all():
                     start, length = self._column.documents(nodes, buffers)
                     return Block([self.whole], np.zeros(len(start), np.int64), start, length)
-            return self._decoded(first, stop)
+            return self._decoded(first, stop, first, stop)
         begin, end = bisect_right(self._first_row, first) - 1, bisect_left(self._first_row, stop)
         if all(self._plain[begin:end]):
             with Guarded(self._column.name):
                 return self._plain_lists(begin, end, first, stop)
-        block, rows = self._decoded(begin, end), slice(first - self._first_row[begin], stop - self._first_row[begin])
-        return Block(block.arrays, block.array[rows], block.start[rows], block.length[rows])
+        return self._decoded(begin, end, first, stop)
 
     def _read_metadata(self, begin: int, end: int) -> tuple[Ints, Ints]:
         messages = self._messages[begin:end]
@@ -122,36 +123,41 @@ class Batches:
         start, length = (found[0] if len(found) == 1 else np.concatenate(found) for found in (starts, lengths))
         return Block([self.whole], np.zeros(len(start), np.int64), start, length)
 
-    def _decoded(self, begin: int, end: int) -> Block[Any]:
-        """All documents of record batches that pyarrow has to decode."""
-        arrays: list[Tokens] = []
-        starts: list[Ints] = []
+    def _decoded(self, begin: int, end: int, first: int, stop: int) -> Block[Any]:
+        """Documents of record batches that pyarrow has to decode: a copy, which does not keep the others in memory."""
+        parts: list[Tokens] = []
         lengths: list[Ints] = []
         for batch in range(begin, end):
-            column: Any = self._decode(batch)  # its kind of array depends on the shard's type
-            if self._column.listed:
-                if not len(column):  # pyarrow ends the process over damaged list offsets of no rows
-                    continue
-                plain = column.fill_null([]) if column.null_count and self._column.fixed_size is None else column
-                lengths.append(plain.value_lengths().fill_null(0).to_numpy().astype(np.int64))
-                column = plain.flatten()
-            else:
-                lengths.append(np.array([len(column)], np.int64))
-            if column.null_count:
-                raise self._column.null_tokens()
-            starts.append(offsets(lengths[-1])[:-1])
-            arrays.append(column.to_numpy(zero_copy_only=True))
-        array = np.repeat(np.arange(len(arrays)), [len(start) for start in starts])
-        return Block(arrays, array, np.concatenate(starts), np.concatenate(lengths))
+            row, behind = (min(max(place - self._first_row[batch], 0), self._rows(batch)) for place in (first, stop))
+            if row < behind:
+                decode = partial(self._decode, batch)
+                tokens, ends, _ = self.keep(batch, decode) if self._column.listed else decode()
+                parts.append(tokens[ends[row] : ends[behind]])
+                lengths.append(np.diff(ends[row : behind + 1]))
+        length = np.concatenate(lengths)
+        copied = parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
+        return Block([copied], np.zeros(len(length), np.int64), offsets(length)[:-1], length)
 
-    def _decode(self, batch: int) -> "pa.Array[Any]":
+    def _rows(self, batch: int) -> int:
+        return self._first_row[batch + 1] - self._first_row[batch]
+
+    def _decode(self, batch: int) -> Decoded:
         offset, metadata, body = self._messages[batch].tolist()
         message = pa.py_buffer(self._data.read(offset, offset + metadata + body))
         with Guarded(self._column.name):
             decoded = pa.ipc.read_record_batch(pa.ipc.read_message(message), self._column.schema)
-            column = decoded.column(self._column.index)
+            column: Any = decoded.column(self._column.index)  # its kind of array depends on the shard's type
             column.validate(full=True)
-        return column
+            if not self._column.listed:
+                length = np.array([len(column)], np.int64)
+            else:
+                plain = column.fill_null([]) if column.null_count and self._column.fixed_size is None else column
+                length = plain.value_lengths().fill_null(0).to_numpy().astype(np.int64)
+                column = plain.flatten()
+        if column.null_count:
+            raise self._column.null_tokens()
+        tokens: Tokens = column.to_numpy(zero_copy_only=True)
+        return Decoded(tokens, offsets(length), tokens.nbytes + 8 * len(length) + message.size)
 
 
 class ArrowShard(Batches):
