@@ -15,7 +15,7 @@ from fmsdata.config.build import build_data, make_loader
 from fmsdata.config.read import read_config
 from fmsdata.corpus.shard_writer import Layout, write_shard
 from fmsdata.formats.arrow.shard import ArrowShard
-from fmsdata.storage.local import map_file
+from fmsdata.storage.mapped import MappedFile
 from fmsdata.testing import MakeLoader
 
 CONFIG: dict[str, Any] = {
@@ -62,7 +62,7 @@ def write_corpus(folder: Path) -> Path:
 
 def open_file(path: Path, column: str | None = None) -> ArrowShard:
     """A shard on the disk."""
-    return ArrowShard(map_file(path), str(path), column)
+    return ArrowShard(MappedFile(path), str(path), column)
 
 
 def maker(root: Path, **overrides: Any) -> MakeLoader:

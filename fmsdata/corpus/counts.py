@@ -24,8 +24,8 @@ from fmsdata.prefetch.range_queue import drive
 from fmsdata.storage.clients.base import Entry
 from fmsdata.storage.connection import Connection
 from fmsdata.storage.io_thread import together
-from fmsdata.storage.local import map_file
 from fmsdata.storage.location import Location
+from fmsdata.storage.mapped import MappedFile
 
 log = logging.getLogger("fmsdata")
 
@@ -90,8 +90,9 @@ def _progress(title: str, total: int) -> Iterator[Callable[[], None]]:
 
 def _count_local(folder: Path, shards: Sequence[str], column: str | None, done: Callable[[], None]) -> list[Count]:
     def count(shard: str) -> Count:
-        opened = open_shard(map_file(folder / shard), str(folder / shard), column)
-        counted = opened.documents, opened.tokens()
+        with MappedFile(folder / shard) as file:
+            opened = open_shard(file, str(folder / shard), column)
+            counted = opened.documents, opened.tokens()
         done()
         return counted
 

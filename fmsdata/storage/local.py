@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
-from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
@@ -122,22 +121,6 @@ def map_file(path: Path) -> pa.Buffer:
         raise DataError(f"{path}: the file is gone; it was there when the shards were listed") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
-
-
-class MappedFiles:
-    """The files that are mapped now, so that none is mapped twice.
-
-    A mapping ends with its last user.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: WeakValueDictionary[Path, pa.Buffer] = WeakValueDictionary()
-
-    def get(self, path: Path) -> pa.Buffer:
-        buffer = self._buffers.get(path)
-        if buffer is None:
-            self._buffers[path] = buffer = map_file(path)
-        return buffer
 
 
 class Recent(Generic[Opened]):

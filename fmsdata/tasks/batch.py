@@ -14,6 +14,7 @@ import torch
 
 from fmsdata.core.chunk import Chunk, Row, check_lengths, epochs, provenance
 from fmsdata.core.keys import Ints, Keys, mix_array, offsets
+from fmsdata.core.memory import Source
 from fmsdata.core.spans import BEGINS, BUFFER, DOCUMENT, LENGTH, PADDING, POSITION, TAIL, Span
 from fmsdata.core.tokens import Tokens
 from fmsdata.errors import ConfigError, StageError
@@ -231,15 +232,21 @@ def collect(rows: Sequence[Row], extra_tokens: int) -> Batch:
 
 def gather(rows: Sequence[Row]) -> Tokens:
     """The tokens of these lines, (lines, line length)."""
-    check_lengths(chunk.line_length for chunk, _ in rows)
-    pieces: list[Any] = []  # before Python 3.12 the stubs do not say that arrays are buffers
-    dtypes = set()
-    for chunk, row in rows:
-        pieces += chunk.pieces(row)
-        dtypes.add(chunk.dtype)
-    if len(dtypes) > 1:
-        return np.stack([chunk[row].tokens.astype(np.int64) for chunk, row in rows])
-    return np.frombuffer(b"".join(pieces), dtypes.pop()).reshape(len(rows), -1)
+    chunks = {id(chunk): chunk for chunk, _ in rows}.values()
+    check_lengths(chunk.line_length for chunk in chunks)
+    dtypes = {chunk.dtype for chunk in chunks}
+    tokens = np.empty((len(rows), rows[0][0].line_length), dtypes.pop() if len(dtypes) == 1 else np.int64)
+    unchecked: set[Source] = set()
+    try:
+        for line, (chunk, row) in enumerate(rows):
+            tokens[line] = chunk.copies.read(row, unchecked)
+        for source in unchecked:
+            source.check()
+    except BaseException:
+        for chunk in chunks:
+            chunk.copies.forget()
+        raise
+    return tokens
 
 
 def padding_of(rows: Sequence[Row]) -> list[int]:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from fmsdata.core.keys import Ints
 from fmsdata.core.ranges import inside
@@ -26,26 +25,6 @@ HEADS = 4  # beginnings of messages to remember
 PREFIX = 8  # bytes of the continuation marker and the metadata's size
 END = 10  # bytes of the footer's size and the magic, behind the footer
 NOT_WHOLE = "not a whole Arrow IPC file, it is truncated or of another kind"
-
-
-def read_framing(buffer: pa.Buffer) -> tuple[pa.Schema, Ints]:
-    """The schema, and for each record batch its offset and the sizes of metadata and body."""
-    data = memoryview(buffer)
-    if data[: len(MAGIC)] == MAGIC:
-        messages, _ = read_footer(data[len(data) - footer_size(data, len(data)) :])
-        schema = pa.ipc.open_file(buffer).schema
-    else:
-        require_stream(data)
-        walker = Walker()
-        walked = walker.walk(data)
-        if not walked.ended:
-            raise Truncated("the end-of-stream marker is missing")
-        messages = walked.messages
-        schema = pa.ipc.open_stream(buffer).schema
-        if walker.schemas > 1 or (walker.dictionaries and not any(_has_dictionary(field.type) for field in schema)):
-            raise Truncated("it has messages that do not belong to its schema")
-    require_inside(messages, len(data))
-    return schema, messages
 
 
 def require_stream(data: memoryview) -> None:
@@ -173,12 +152,6 @@ class Walker:
             head = (struct.Struct(f"<{place}sq").unpack_from, bytes(metadata[:place]), len(metadata))
             self._heads = [head, *self._heads][:HEADS]
         return kind, body
-
-
-def _has_dictionary(kind: pa.DataType) -> bool:
-    """Whether values of this type are in dictionaries, which are messages of their own."""
-    kind = getattr(kind, "storage_type", kind)  # of an extension type
-    return pa.types.is_dictionary(kind) or any(_has_dictionary(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _table(*columns: list[int]) -> Ints:
