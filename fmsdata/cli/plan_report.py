@@ -125,7 +125,8 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield (
         "memory",
         f"up to about {_megabytes(report['memory_per_worker_bytes'])} per worker, "
-        + (f"{_megabytes(prefetched)} of it for remote shards" if prefetched else "plus memory-mapped shards"),
+        f"{_megabytes(report['windows_per_worker_bytes'])} of it for shuffle windows, "
+        + (f"{_megabytes(prefetched)} for remote shards" if prefetched else "plus memory-mapped shards"),
     )
 
 

@@ -169,8 +169,9 @@ def test_windows_that_need_much_memory_are_warned_about(root: Path, object_store
     config = read_config(root / "run.yaml", {"shuffle.window": 10_000_000, "lanes": 4})
     (warning,) = (one for one in outlook(config, build_data(config), None, 1)["warnings"] if "GB per worker" in one)
     assert "the shuffle windows of 10,000,000 lines take about" in warning
-    store = {"path": object_store.bucket("windows"), "storage_options": object_store.options}
-    object_store.upload(root, store["path"])
+    url = object_store.bucket("windows")
+    store: dict[str, Any] = {"path": url, "storage_options": object_store.options}
+    object_store.upload(root, url)
     for window, warned in ((8, False), (2000, True)):
         config = read_config(root / "run.yaml", {**store, "shuffle.window": window, "storage.prefetch_bytes": "100kB"})
         report = outlook(config, build_data(config), None, 1)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fmsdata.core.keys import Ints
 from fmsdata.planning.blocks import cut_blocks
 from fmsdata.planning.counts import Counts
 from fmsdata.planning.drift import drift, lanes_within, well_divisible
@@ -11,14 +12,14 @@ from fmsdata.planning.lane_order import LaneOrder
 BLOCK = 1 << 18
 
 
-def corpus(documents: int, shards: int, spread: float) -> tuple[Counts, list[np.ndarray]]:  # type: ignore[type-arg]
+def corpus(documents: int, shards: int, spread: float) -> tuple[Counts, list[Ints]]:
     rng = np.random.default_rng(0)
     lengths = [1 + rng.lognormal(6, spread, documents // shards).astype(int) for _ in range(shards)]
     names = tuple(f"{shard:03}" for shard in range(shards))
     return Counts(names, np.array([len(one) for one in lengths]), np.array([one.sum() for one in lengths])), lengths
 
 
-def measured(counts: Counts, lengths: list[np.ndarray], lanes: int) -> float:  # type: ignore[type-arg]
+def measured(counts: Counts, lengths: list[Ints], lanes: int) -> float:
     """What is of the next epoch when each lane has read its part of an epoch's tokens."""
     plan = cut_blocks(counts, lanes, BLOCK)
     early = 0.0
