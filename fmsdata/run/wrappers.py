@@ -93,10 +93,11 @@ def _processes(owner: Any) -> int:
 
 def _callers(depth: int) -> Iterator[FrameType]:
     """The stack, from the caller of the method that is `depth` calls above."""
-    frame: FrameType | None = sys._getframe(depth + 1)
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
-        yield frame
-        frame = frame.f_back
+        if depth < 0:
+            yield frame
+        frame, depth = frame.f_back, depth - 1
 
 
 def _library(frame: FrameType) -> str:
