@@ -357,6 +357,7 @@ class StatefulDataLoader:
     def _save(self, checkpoint: Checkpoints, positions: Positions) -> None:
         if positions.step == self._saved_step:
             return
+        self._ranks.check("loader")
         self._saving = True
         try:
             if self._ranks.saves:

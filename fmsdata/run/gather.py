@@ -7,6 +7,7 @@ them sent, so that a disagreement is an error on all ranks instead of a hang on 
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 
 import torch
@@ -77,8 +78,12 @@ def _merged(messages: list[State], ranks: Ranks, count: int) -> dict[str, str]:
 
 
 def _check_group(ranks: Ranks) -> None:
-    if get_worker_info() is not None:
-        raise ConfigError("state_dict(gather=True) was called in a worker process; call it in the trainer's process")
+    inherited = ranks.process != os.getpid() and ranks.origin != "rank= and world_size="
+    if inherited or get_worker_info() is not None:
+        raise ConfigError(
+            f"state_dict(gather=True) was called in process {os.getpid()}, a copy of process {ranks.process}, which is "
+            f"{ranks}; call it there: a copy can't take part in its collectives"
+        )
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError(
             f"state_dict(gather=True) on {ranks} needs torch.distributed, which is not initialized; "

@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
@@ -41,6 +41,7 @@ class Ranks:
     given: bool
     groups: tuple[ProcessGroup, ...] = ()  # gathering over one after the other reaches all ranks; (): the default group
     saves: bool = True  # of the processes that are this rank, one saves; if it is not known which, all do
+    process: int = field(default_factory=os.getpid, repr=False, compare=False)  # where this was found
 
     @classmethod
     def given_by(

@@ -19,7 +19,7 @@ EXACT = (
     "    loader = fmsdata.StatefulDataLoader(data, batch_size=...)\n"
     "    state = loader.state_dict(gather=True)"
 )
-ONE_RANK_SAVERS = {"accelerate", "lightning", "pytorch_lightning"}  # they save what rank 0 returns
+ONE_RANK_SAVERS = {"accelerate", "lightning", "lightning_fabric", "pytorch_lightning"}  # they save what rank 0 returns
 
 
 def refuse_wrappers(ranks: Ranks, lanes: int, seed: int) -> str | None:
@@ -86,17 +86,18 @@ def _processes(owner: Any) -> int:
     """The processes that a wrapper splits samples among: 1 if it is no such wrapper."""
     for holder in (owner, getattr(owner, "state", None)):
         processes = getattr(holder, "num_processes", None)
-        if isinstance(processes, int):
+        if isinstance(processes, int) and isinstance(getattr(holder, "process_index", None), int):
             return processes
     return 1
 
 
 def _callers(depth: int) -> Iterator[FrameType]:
     """The stack, from the caller of the method that is `depth` calls above."""
-    frame: FrameType | None = sys._getframe(depth + 1)
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
-        yield frame
-        frame = frame.f_back
+        if depth < 0:
+            yield frame
+        frame, depth = frame.f_back, depth - 1
 
 
 def _library(frame: FrameType) -> str:

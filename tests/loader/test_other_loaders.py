@@ -3,13 +3,14 @@
 import copy
 import json
 import pickle
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import fmsdata
@@ -131,6 +132,26 @@ def test_a_copy_of_a_dataset_begins_at_the_loaded_state(corpus: Path) -> None:
     dataset.load_state_dict(state)
     state["lanes"].clear()
     assert fields(DataLoader(dataset, batch_size=3), 4) == expected(corpus, 8)[4:], "the state is a copy, too"
+
+
+class Prepared(IterableDataset[Any]):
+    """A dataset of one's own, with a number of processes that has nothing to do with ranks."""
+
+    def __init__(self, data: fmsdata.Rescalable) -> None:
+        self.data, self.num_processes = data, 8
+
+    def __iter__(self) -> Iterator[Any]:
+        self.data.set_epoch(0)
+        return iter(self.data)
+
+
+def test_other_datasets_around_ours_are_no_wrappers_that_split(corpus: Path) -> None:
+    lines = data(corpus).lines
+    part = fmsdata.Rescalable(lines, lanes=6, seed=3, rank=1, world_size=2)
+    loader: Any = DataLoader(Prepared(part), batch_size=3)
+    rows = [row for batch, _ in fields(loader, 5) for row in batch]
+    assert rows == [row for batch, _ in expected(corpus, 10) for row in batch][1::2]
+    assert part.state_dict()["step"] == 15
 
 
 def test_items_are_collated_with_a_task_and_outputs_of_ones_own(corpus: Path) -> None:

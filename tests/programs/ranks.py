@@ -4,13 +4,16 @@
 `FOLDER/SCENARIO-RANK.json`. Scenarios beside "spawned" are run by `fork`, which is fast.
 """
 
+import faulthandler
 import json
+import multiprocessing
 import os
 import socket
 import sys
 import warnings
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -117,13 +120,26 @@ def gathering(config: str, folder: Path) -> Result:
 
     one_fails = error(lambda: gather_state(failing, data.ranks(), data.lanes))
     incomplete = error(lambda: data_of(config, rank=rank, world_size=3).state_dict(gather=True))
+    forked = in_a_fork(partial(error, partial(loader.state_dict, gather=True)))
     loader.close()
     return {
         "taken": taken,
         "gathered": gathered,
         "after": after,
-        "errors": {"differing": differing, "one fails": one_fails, "incomplete": incomplete},
+        "errors": {"differing": differing, "one fails": one_fails, "incomplete": incomplete, "forked": forked},
     }
+
+
+def in_a_fork(call: Callable[[], str]) -> str:
+    """What a call returns in a child of this process."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=lambda: theirs.send(call()))
+    child.start()
+    found = str(ours.recv()) if ours.poll(60) else "no answer"
+    child.kill()
+    child.join()
+    return found
 
 
 def early(config: str, folder: Path, connect: Callable[[], None]) -> Result:
@@ -132,6 +148,9 @@ def early(config: str, folder: Path, connect: Callable[[], None]) -> Result:
     rows(used, 2)
     samples = iter(data)
     given = fmsdata.build_loader(config, rank=0, world_size=1)
+    section = {"path": str(folder / "checkpoints"), "every": 1}
+    saving = fmsdata.build_loader(config, {"checkpoint": section})
+    saving.load_state_dict(used.state_dict())
     connect()
     errors = {
         "loader": error(lambda: rows(loader, 2)),
@@ -139,6 +158,7 @@ def early(config: str, folder: Path, connect: Callable[[], None]) -> Result:
         "in use": error(lambda: rows(used, 2)),
         "gathered": error(lambda: loader.state_dict(gather=True)),
         "inherited": error(lambda: rows(INHERITED[0], 2)),
+        "saving": error(lambda: rows(saving, 2)),
         "iterator": error(lambda: next(samples)),
     }
     found = {"given": rows(given, 2), "plain": [item.tokens.tolist()[:-1] for item in islice(data, 4)]}
@@ -171,6 +191,7 @@ INHERITED: list[fmsdata.StatefulDataLoader] = []  # loaders that were built befo
 def run(rank: int, world_size: int, port: int, scenario: str, config: str, folder: str) -> None:
     """One rank."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    faulthandler.dump_traceback_later(100, exit=True)  # what hangs is named
     torch.set_num_threads(1)
     warnings.simplefilter("error", fmsdata.errors.FmsdataWarning)
 

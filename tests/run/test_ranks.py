@@ -105,6 +105,7 @@ def test_what_was_built_before_the_process_group_is_refused(shared_corpus: Path,
             assert message.startswith("ConfigError: this "), (name, message)
             assert "opened as rank 0 of 1 (from the default, without torch.distributed or RANK)" in message
             assert f"torch.distributed says rank {rank} of 2; build it after init_process_group, or pass" in message
+        assert list((shared_corpus / "early-2").glob("checkpoints/*")) == [], "nothing is saved as the wrong rank"
         assert found["given"] == stream[:2], "a rank that was given counts"
         assert found["plain"] == stream[rank::2][:4], "a dataset finds its rank when it is iterated"
 
@@ -125,6 +126,7 @@ def test_disagreement_of_ranks_is_an_error_on_all_of_them(shared_corpus: Path, s
         assert found["gathered"] == ranks[0]["gathered"]
         errors = found["errors"]
         assert "ranks 0 and 1 differ in step: 9 and 10; call state_dict(gather=True)" in errors["differing"]
+        assert "a copy can't take part in its collectives" in errors["forked"]
         assert "hold 8 of the 12 lanes, as ranks [0, 1] of 3; pass the mesh=" in errors["incomplete"]
     failed = "StageError: a stage of rank 1 failed"
     assert ranks[0]["errors"]["one fails"] == f"StateError: rank 1 of 2 has no state to gather: {failed}"
