@@ -56,7 +56,7 @@ def stream(some: list[fmsdata.StatefulDataLoader], samples: int) -> list[tuple[l
     world_size = len(some)
     rows: list[list[Any]] = [[] for _ in some]
     for rank, loader in enumerate(some):
-        for batch in islice(loader, samples // (2 * world_size)):
+        for batch in (next(loader) for _ in range(samples // (2 * world_size))):
             rows[rank] += zip(batch["input_ids"].tolist(), map(repr, batch["provenance"]), strict=True)
     return [rows[g % world_size][g // world_size] for g in range(samples)]
 
@@ -270,7 +270,10 @@ def test_a_run_is_traced_with_the_windows_that_it_had(
     seen: list[Any] = []
     for number, (options, steps) in enumerate(parts):
         (loader,) = loaders(corpus, 1, checkpoint=checkpoint, **options)
-        seen += [[list(span) for row in batch["provenance"] for span in row] for batch in islice(loader, steps)]
+        seen += [
+            [list(span) for row in batch["provenance"] for span in row]
+            for batch in (next(loader) for _ in range(steps))
+        ]
         loader.save()
         loader.close()
         config = {**AUTO, "path": str(corpus)}
