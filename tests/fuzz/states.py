@@ -21,7 +21,10 @@ Make = Callable[[int, int], fmsdata.StatefulDataLoader]
 MIX = {"web": {"weight": 7}, "wiki": {"weight": 3}}
 OTHER_MIX = {"web": {"weight": 1}, "wiki": {"weight": 9}}
 ENDING = {"web": {"weight": 7}, "wiki": {"weight": 3, "max_epochs": 2}}
-PHASES = [{"until_tokens": 3000, "weights": {"web": 1}}, {"until_tokens": 9000, "weights": {"web": 1, "wiki": 4}}]
+PHASES = [
+    {"until_tokens": 3000, "weights": {"web": 1, "wiki": 0}},
+    {"until_tokens": 9000, "weights": {"web": 1, "wiki": 4}},
+]
 SMALL: dict[str, Any] = {"lanes": 4, "loader__batch_size": 2, "loader__prefetch": 0}
 
 

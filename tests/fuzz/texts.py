@@ -88,7 +88,7 @@ class Configurations:
         write_source(folder / "web", documents(rng, 20))
         write_source(folder / "wiki", documents(rng, 10))
         self._config = {**CONFIG, "path": str(folder), "task": {"name": "masked_lm", "mask": 3, "vocab_size": 300}}
-        self._config["phases"] = [{"until_tokens": 100, "weights": {"web": 1}}]
+        self._config["phases"] = [{"until_tokens": 100, "weights": {"web": 1, "wiki": 0}}]
         self._config["storage"] = {"cache": {"path": str(folder / "cache"), "limit": "1GB"}, "timeout": 1.5}
         self._file = folder / "run.yaml"
         self._other = folder / "self.yaml"
