@@ -39,7 +39,7 @@ Result = Any
 def rows(batches: Any, count: int) -> list[list[int]]:
     """The first rows of a loader, as lists of tokens."""
     found: list[list[int]] = []
-    for batch in batches:
+    for batch in iter(batches.__next__, None) if isinstance(batches, fmsdata.StatefulDataLoader) else batches:
         found += (batch["input_ids"] if isinstance(batch, dict) else batch).tolist()
         if len(found) >= count:
             return found
