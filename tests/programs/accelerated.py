@@ -160,7 +160,7 @@ def run(rank: int, world_size: int, port: int, scenario: str, config: str, folde
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
     if world_size > 1:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
-    faulthandler.dump_traceback_later(100, exit=True)  # what hangs is named
+    faulthandler.dump_traceback_later(240, exit=True)  # what hangs is named
     torch.set_num_threads(1)
     warnings.simplefilter("error", fmsdata.errors.FmsdataWarning)
     result = SCENARIOS[scenario](config, Path(folder))

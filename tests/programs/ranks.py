@@ -191,7 +191,7 @@ INHERITED: list[fmsdata.StatefulDataLoader] = []  # loaders that were built befo
 def run(rank: int, world_size: int, port: int, scenario: str, config: str, folder: str) -> None:
     """One rank."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    faulthandler.dump_traceback_later(100, exit=True)  # what hangs is named
+    faulthandler.dump_traceback_later(240, exit=True)  # what hangs is named
     torch.set_num_threads(1)
     warnings.simplefilter("error", fmsdata.errors.FmsdataWarning)
 
