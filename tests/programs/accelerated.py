@@ -3,6 +3,7 @@
 import faulthandler
 import json
 import os
+import socket
 import sys
 import warnings
 from contextlib import closing
@@ -18,7 +19,7 @@ from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
 
 import fmsdata
-from tests.programs.ranks import data_of, error, free_port, rows
+from tests.programs.ranks import data_of, error, rows
 
 processes: Any = torch.multiprocessing  # its functions are not declared as public
 
@@ -66,6 +67,7 @@ def accelerated(config: str, folder: Path) -> Any:
         accelerator._custom_objects.clear()
         accelerator.register_for_checkpointing(Gathered(ours))
         accelerator.save_state(str(folder / "all"))
+        accelerator.wait_for_everyone()  # only rank 0 writes
         found["ours, on"] = rows(ours, 4)
         accelerator.load_state(str(folder / "all"))
         found["ours, resumed"] = rows(ours, 4)
@@ -160,7 +162,7 @@ def run(rank: int, world_size: int, port: int, scenario: str, config: str, folde
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
     if world_size > 1:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
-    faulthandler.dump_traceback_later(100, exit=True)  # what hangs is named
+    faulthandler.dump_traceback_later(240, exit=True)  # what hangs is named
     torch.set_num_threads(1)
     warnings.simplefilter("error", fmsdata.errors.FmsdataWarning)
     result = SCENARIOS[scenario](config, Path(folder))
@@ -168,6 +170,12 @@ def run(rank: int, world_size: int, port: int, scenario: str, config: str, folde
     if world_size > 1:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
 
 
 def main() -> None:

@@ -18,6 +18,6 @@ def launch(program: str, scenario: str, world_size: int, corpus: Path) -> list[A
     folder = corpus / f"{scenario}-{world_size}"
     folder.mkdir()
     command = [sys.executable, "-m", f"tests.programs.{program}", scenario, str(world_size), str(config), str(folder)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"{scenario}-{rank}.json").read_text()) for rank in range(world_size)]

@@ -1,14 +1,13 @@
 """Several ranks on this machine, each a real process: forked after the imports, connected by gloo.
 
 `ranks.py SCENARIO RANKS CONFIG FOLDER` runs a scenario on each rank, and writes what it returns to
-`FOLDER/SCENARIO-RANK.json`. Scenarios beside "spawned" are run by `fork`, which is fast.
+`FOLDER/SCENARIO-RANK.json`. Ranks of all scenarios but "spawned" are forked, which is fast.
 """
 
 import faulthandler
 import json
 import multiprocessing
 import os
-import socket
 import sys
 import warnings
 from collections.abc import Callable
@@ -167,10 +166,9 @@ def early(config: str, folder: Path, connect: Callable[[], None]) -> Result:
     return {**found, "errors": errors}
 
 
-def spawned(rank: int, world_size: int, port: int, data: fmsdata.Rescalable, folder: str) -> None:
+def spawned(rank: int, world_size: int, data: fmsdata.Rescalable, folder: str) -> None:
     """A rank that got its dataset by pickle, without RANK in the environment, with workers of its own."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    initialize(rank, world_size, folder)
     found = {}
     for method in ("fork", "spawn"):
         loader: Any = DataLoader(data, batch_size=2, num_workers=1, multiprocessing_context=method)
@@ -188,45 +186,41 @@ SCENARIOS: dict[str, Callable[..., Result]] = {"meshes": meshes, "gathering": ga
 INHERITED: list[fmsdata.StatefulDataLoader] = []  # loaders that were built before the fork
 
 
-def run(rank: int, world_size: int, port: int, scenario: str, config: str, folder: str) -> None:
+def initialize(rank: int, world_size: int, folder: str) -> None:
+    """Connect the ranks through a file: no port can be taken by others."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", f"file://{folder}/ranks", rank=rank, world_size=world_size)
+
+
+def run(rank: int, world_size: int, scenario: str, config: str, folder: str) -> None:
     """One rank."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    faulthandler.dump_traceback_later(100, exit=True)  # what hangs is named
+    faulthandler.dump_traceback_later(240, exit=True)  # what hangs is named
     torch.set_num_threads(1)
     warnings.simplefilter("error", fmsdata.errors.FmsdataWarning)
 
-    def connect() -> None:
-        dist.init_process_group("gloo", rank=rank, world_size=world_size)
-
     if scenario == "early":
-        result = early(config, Path(folder), connect)
+        result = early(config, Path(folder), partial(initialize, rank, world_size, folder))
     else:
-        connect()
+        initialize(rank, world_size, folder)
         result = SCENARIOS[scenario](config, Path(folder))
     Path(folder, f"{scenario}-{rank}.json").write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
-
-
 def main() -> None:
     scenario, count, config, folder = sys.argv[1:]
-    world_size, port = int(count), free_port()
+    world_size = int(count)
     if scenario == "spawned":
         data = data_of(config)
         samples = iter(data)
         for _ in range(24):
             next(samples)
         data.load_state_dict(data.state_dict())
-        processes.spawn(spawned, (world_size, port, data, folder), world_size)
+        processes.spawn(spawned, (world_size, data, folder), world_size)
         return
     INHERITED.append(fmsdata.build_loader(config))
-    processes.start_processes(run, (world_size, port, scenario, config, folder), world_size, start_method="fork")
+    processes.start_processes(run, (world_size, scenario, config, folder), world_size, start_method="fork")
 
 
 if __name__ == "__main__":
