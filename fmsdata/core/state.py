@@ -8,7 +8,7 @@ is left becomes an error of the state at one outer place, `Restoring`.
 import json
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -62,7 +62,7 @@ def parse(text: Any, what: str) -> State:
     return data
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: Any) -> TypeGuard[int]:
     """Whether this is a whole number that can count something."""
     return type(value) is int and 0 <= value < 1 << 62
 
@@ -74,7 +74,7 @@ def number(state: State | None, name: str) -> int:
     value = state.get(name) if isinstance(state, Mapping) else None
     if not is_count(value):
         raise StateError(f"{name!r} is {shown(value)}, expected a count: {EDITED}")
-    return int(value)
+    return value
 
 
 def signed_number(state: State | None, name: str) -> int:
