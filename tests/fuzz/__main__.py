@@ -22,6 +22,7 @@ TARGETS = {
     "counts": "tests.fuzz.texts:CountsFiles",
     "yaml": "tests.fuzz.texts:Configurations",
     "states": "tests.fuzz.states:States",
+    "train": "tests.fuzz.states:TrainStates",
     "checkpoints": "tests.fuzz.states:CheckpointFolders",
 }
 

@@ -37,7 +37,7 @@ def refuse(root: Path, state: dict[str, Any], words: str, **overrides: Any) -> N
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("skip", 8, "'skip' is 8 of"),
+        ("skip", 9, "'skip' is 9 of"),
         ("skip", 1 << 50, "'skip' is"),
         ("lines", 1 << 61, "'lines' is .* more than there can be"),
         ("lines", True, "'lines' is True, expected a count"),
@@ -60,6 +60,21 @@ def test_lines_without_a_window_are_not_searched_forever_either(corpus: Path) ->
     state["lanes"]["0"] |= {"lines": 1 << 55, "skip": 1 << 50}
     with pytest.raises(StateError, match="the anchor is at most"):
         loader.load_state_dict(closed(state))
+
+
+def test_a_stage_above_the_window_resumes_anywhere_in_it(corpus: Path) -> None:
+    """Its chunks are as long as the window, however many tokens that has."""
+    packed = fmsdata.Pack(fmsdata.ShardReader(corpus / "web"), seq_len=16)
+    lines = fmsdata.Map(fmsdata.Shuffle(packed, window=300), lambda tokens: tokens)
+    data = fmsdata.Rescalable(lines, lanes=1)
+    loader = fmsdata.StatefulDataLoader(data, batch_size=1, rank=0, world_size=1, prefetch=0)
+    rows = [batch["input_ids"].tolist() for batch in islice(loader, 250)]
+    state = loader.state_dict()
+    assert opened(state)["lanes"]["0"]["skip"] == 250
+    following = next(iter(loader))["input_ids"].tolist()
+    loader.load_state_dict(state)
+    assert next(iter(loader))["input_ids"].tolist() == following
+    assert len(rows) == 250
 
 
 @pytest.mark.parametrize("tokens", [1 << 61, -1, 10**30, 1.5])
