@@ -224,7 +224,7 @@ class _Text:
             raise ConfigError(f"{self._place(node)}: the anchor here contains itself")
         self._converted += 1
         if self._converted > len(self._text) + ALIASED:
-            raise ConfigError(f"{self._place(node)}: the aliases (*name) in this file stand for too many values")
+            raise ConfigError(f"{self._file}: its aliases (*name) stand for too many values; write fewer of them")
         self._open.append(node)
         try:
             if not isinstance(node, yaml.ScalarNode) and node.tag not in (f"{TAG}map", f"{TAG}seq"):

@@ -15,9 +15,11 @@ from fmsdata.core.state import EDITED, State, number, part
 from fmsdata.errors import StateError
 from fmsdata.planning.schedule import Turns
 from fmsdata.run.tally import Tallies, Tally
+from fmsdata.stages.mixture import stages_down_to_mixture
+from fmsdata.stages.pack import Pack
 from fmsdata.stages.shuffle import Shuffle
 
-CHUNK_LINES, CHUNK_TOKENS = 1 << 26, 1 << 32  # no lane plans more at once
+CHUNK_TOKENS = 1 << 32  # a lane plans at most this many tokens at once, or a window
 
 
 class Anchor(NamedTuple):
@@ -37,9 +39,11 @@ def lines_taken(state: State | None, lines: Stage, lanes: int) -> tuple[int, int
     Raises if there can't be that many, because finding the position would take forever.
     """
     taken, skip = number(state, "lines"), number(state, "skip")
-    most = min(CHUNK_LINES, CHUNK_TOKENS // max(1, lines.window_tokens()))
     if isinstance(lines, Shuffle):
-        most = lines.window - number(part(state, "anchor"), "taken") - 1
+        most = lines.window - number(part(state, "anchor"), "taken")
+    else:
+        length = next((stage.seq_len for stage in stages_down_to_mixture(lines) if isinstance(stage, Pack)), 64)
+        most = max(CHUNK_TOKENS, lines.window_tokens()) // length
     if taken * lanes >= 1 << 62:
         raise StateError(f"'lines' is {taken}, more than there can be: {EDITED}")
     if skip > min(taken, max(0, most)):

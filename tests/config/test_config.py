@@ -29,6 +29,7 @@ from fmsdata.stages.pack import MODES
 from fmsdata.tasks.batch import OUTPUTS
 from tests.helpers import CONFIG, documents, write_source
 
+LAUGHS = "x-0: &a0 [1]\n" + "".join(f"x-{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
 ROOT = Path(__file__).parents[2]
 FMSDATA = Path(sys.executable).parent / "fmsdata"
 WHOLE = "path: corpus\npack: {seq_len: 16}\n"  # lines 1 and 2
@@ -154,6 +155,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         ("loader: !!python/tuple [1]\n", "run.yaml:1: loader: the tag tag:yaml.org,2002:python/tuple is not supported"),
         ("seed: !!python/name:os.system\n", "run.yaml:1: not valid YAML: could not determine a constructor"),
         ("sources: {<<: 3}\n", "run.yaml:1: << takes the alias of a mapping"),
+        (LAUGHS, "run.yaml: its aliases (*name) stand for too many values"),
         ("[" * 1500, "run.yaml: nested too deep"),
         (WHOLE + "2024: {}\n", 'run.yaml:3: 2024: the key is read as int; put quotes around it: "2024"'),
         (WHOLE + "2024-13-45: 1\n", "run.yaml:3: 2024-13-45: the key is read as timestamp; put quotes around it"),

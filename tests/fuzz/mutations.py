@@ -68,7 +68,24 @@ def odd_value(rng: Rng, old: Any) -> Any:
     nested: Any = old
     for _ in range(int(rng.integers(1, 4))):
         nested = [nested]
-    odd = [None, True, False, -1, 0, 1, edge(rng), 10**30, 0.5, float("nan"), float("inf"), -0.0, "", "0", "x", "é\0"]
+    odd: list[Any] = [
+        None,
+        True,
+        False,
+        -1,
+        0,
+        1,
+        edge(rng),
+        10**30,
+        0.5,
+        float("nan"),
+        float("inf"),
+        -0.0,
+        "",
+        "0",
+        "x",
+        "é\0",
+    ]
     odd += [[], {}, nested, {"": old}, {"a": old}, "9" * 5000, "[" * DEEP, [[0, 0]], [0] * 3, {"below": old}]
     return odd[rng.integers(len(odd))]
 

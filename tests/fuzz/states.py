@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import fmsdata
+from fmsdata import train_state
 from fmsdata.errors import FmsdataError
 from fmsdata.run.replay import Replay
 from tests.fuzz.mutations import Rng, damage_bytes, damage_data, damage_numbers, edge
@@ -132,6 +133,40 @@ def _read_on(loader: fmsdata.StatefulDataLoader, make: Make) -> None:
     again = make(0, 1)
     again.load_state_dict(saved)
     assert [batch["input_ids"].tolist() for batch in islice(again, 3)] == following, "restored to another place"
+
+
+class TrainStates:
+    """Damaged train states of two ranks, as data and as files."""
+
+    def __init__(self, folder: Path) -> None:
+        write_source(folder / "web", documents(np.random.default_rng(1), 60))
+        self._make = maker(folder, sources={"web": {"weight": 1}}, **SMALL)
+        self._whole, self._damaged = folder / "whole", folder / "damaged"
+        for rank in range(2):
+            loader = self._make(rank, 2)
+            next(iter(loader))
+            train_state.save(self._whole, train_state.build(loader, step=1, tokens_seen=9, extra={"loss": 0.5}))
+
+    def attempt(self, rng: Rng) -> None:
+        loader = self._make(0, 1)
+        if rng.random() < 0.5:
+            states = train_state.load(self._whole)
+            which = int(rng.integers(2))
+            states[which] = damage_data(rng, states[which], int(rng.choice([1, 1, 2])))
+        else:
+            shutil.rmtree(self._damaged, ignore_errors=True)
+            shutil.copytree(self._whole, self._damaged)
+            file = sorted(self._damaged.iterdir())[rng.integers(2)]
+            if rng.random() < 0.7:
+                file.write_bytes(damage_bytes(rng, file.read_bytes()))
+            else:
+                number = str(abs(edge(rng)) if rng.random() < 0.5 else int(rng.integers(4)))
+                words = file.name.removesuffix(".pt").split("-")
+                words[int(rng.choice([1, 3]))] = number
+                file.rename(self._damaged / f"{'-'.join(words)}.pt")
+            states = train_state.load(self._damaged, loader)
+        train_state.restore(states, loader)
+        _read_on(loader, self._make)
 
 
 class CheckpointFolders:
