@@ -98,3 +98,4 @@ def test_an_evaluation_to_the_end_of_the_stream_is_refused(trained: list[Any]) -
         for data in ("0 workers", "1 worker", "our loader"):
             assert "Trainer.evaluate reads its data to the end" in found[f"evaluated, {data}"]
             assert "StatefulDataLoader(data, batch_size=..., steps=...)" in found[f"evaluated, {data}"]
+        assert found["evaluated, with an end"] == [True, 3]

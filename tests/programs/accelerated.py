@@ -151,6 +151,9 @@ def trained(config: str, folder: Path) -> Any:
     with closing(fmsdata.build_loader(config)) as loader:
         trainer = RecordingTrainer(folder, loader, eval_dataset=stream)
         found["evaluated, our loader"] = error(trainer.evaluate)
+    with closing(fmsdata.build_loader(config, {"loader.steps": 3})) as loader:
+        trainer = RecordingTrainer(folder, loader, eval_dataset=stream)
+        found["evaluated, with an end"] = [trainer.evaluate()["eval_loss"] > 0, loader.state_dict()["step"]]
     return found
 
 
