@@ -7,7 +7,6 @@ import io
 import random
 import re
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ def seed_all(seed: int) -> None:
 
 
 def take(loader: fmsdata.StatefulDataLoader, steps: int) -> list[torch.Tensor]:
-    return [batch["input_ids"] for batch in islice(loader, steps)]
+    return [next(loader)["input_ids"] for _ in range(steps)]
 
 
 def built(make: MakeLoader, world_size: int, *, steps: int = 4, **more: Any) -> tuple[list[Any], list[list[float]]]:
