@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Coverage makes Python code about twice as slow. `make test COV=` leaves it out.
 COV ?= --cov=fmsdata
 
-.PHONY: setup demo test test-lowest check docs bench clean
+.PHONY: setup demo test test-lowest check docs fuzz bench clean
 
 setup: .venv/.ready .swift/.ready
 
@@ -47,6 +47,11 @@ test-lowest: .lowest/.ready .swift/.ready
 	.lowest/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r binaries.txt
 	.lowest/bin/python -m pip install --quiet --disable-pip-version-check -c lowest.txt -e ".[dev]"
 	touch $@
+
+# Damaged files of every kind, for longer than the tests do it. The seed is random and printed.
+FUZZ_SECONDS ?= 600
+fuzz: .venv/.ready
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
 
 bench: setup
 	$(BIN)/python benchmarks/pipeline.py

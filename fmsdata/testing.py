@@ -18,7 +18,7 @@ import io
 import json
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -34,8 +34,8 @@ from fmsdata.core.lane import Lane
 from fmsdata.core.spans import Span
 from fmsdata.core.stage import Stage
 from fmsdata.core.state import State
+from fmsdata.corpus.listing import find_shards
 from fmsdata.errors import DataError
-from fmsdata.formats import SUFFIXES
 from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.storage.local import Recent
 from fmsdata.storage.location import Location
@@ -272,7 +272,7 @@ class Account:
         """Record the documents of a batch."""
         for row in range(len(batch["input_ids"])):
             self.samples += 1
-            tokens = torch.cat([batch["input_ids"][row], batch["labels"][row, -1:]]).numpy()
+            tokens = torch.cat([batch["input_ids"][row], batch["labels"][row, -1:]]).cpu().numpy()
             try:
                 self._add_line(tokens, batch["provenance"][row], batch["epochs"][row])
             except LawBroken as error:
@@ -384,7 +384,7 @@ class StoredDocuments(Mapping[Document, npt.NDArray[np.int64]]):
 
     def __iter__(self) -> Iterator[Document]:
         for source, folder in self._folders.items():
-            for name in folder.names(SUFFIXES):
+            for name in find_shards(folder).names:
                 shard = _PlainShard(folder / name, self._column)
                 documents = ((source, name, number) for number in range(shard.documents))
                 yield from (document for document in documents if document in self)
@@ -513,7 +513,7 @@ def _rows(batch: Mapping[str, Any]) -> list[_Sample]:
     hashes = [hashlib.blake2b(digest_size=16) for _ in spans]
     for name, values in sorted(row_fields(batch).items()):
         for row, value in zip(hashes, values, strict=True):
-            row.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else f"{name}{value}".encode())
+            row.update(value.cpu().numpy().tobytes() if isinstance(value, torch.Tensor) else f"{name}{value}".encode())
     return [_Sample(row.digest(), row_spans) for row, row_spans in zip(hashes, spans, strict=True)]
 
 
@@ -523,7 +523,9 @@ def row_fields(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: values
         for name, values in batch.items()
-        if not (isinstance(values, torch.Tensor) and values.ndim < 2) and len(values) == rows
+        if isinstance(values, Sized)
+        and not (isinstance(values, torch.Tensor) and values.ndim < 2)
+        and len(values) == rows
     }
 
 

@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fmsdata.core.copying import TokenCopies, take_tokens
 from fmsdata.core.keys import Ints, mix, offsets
+from fmsdata.core.memory import Source
 from fmsdata.core.spans import BEGINS, BUFFER, DOCUMENT, INSERTED, LENGTH, PADDING, POSITION, START, TAIL, Buffer, Span
-from fmsdata.core.tokens import StoredTokens, Tokens, constant
+from fmsdata.core.tokens import Tokens, constant
 from fmsdata.errors import StageError
-
-GROUP = 128  # items whose pieces are located at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,18 +85,14 @@ class Chunk:
         """For each span its tail, or the token at a place of its buffer."""
         out = spans[:, TAIL] - 1
         stored = np.flatnonzero(~is_tail)
-        order = stored.take(np.argsort(spans[:, BUFFER].take(stored), kind="stable"))
-        edges = np.searchsorted(spans[:, BUFFER].take(order), np.arange(len(self.buffers) + 1)).tolist()
-        for buffer, low, high in zip(self.buffers, edges, edges[1:], strict=False):
-            if low < high:
-                out[order[low:high]] = buffer.tokens.take(place.take(order[low:high]))
+        out[stored] = take_tokens(self.buffers, spans[:, BUFFER].take(stored), place.take(stored))
         return out
 
     def with_heads(self, where: npt.NDArray[np.bool_], token: int) -> "Chunk":
         """Insert a token before the items at `where`. It belongs to the document that follows it."""
         first = self.first + offsets(where)
         heads = first[:-1][where]
-        chunk = self._with(first, heads, Buffer(constant(token)), INSERTED)
+        chunk = self._with_inserted(first, heads, heads + 1, token)
         chunk.spans[heads, BEGINS] = chunk.spans[heads + 1, BEGINS]
         chunk.spans[heads + 1, BEGINS] = 0
         return chunk
@@ -107,8 +103,8 @@ class Chunk:
         taken = where & (self.spans[:, TAIL].take(last) > 0)
         if taken.any():  # a tail behind a tail is a span of its own
             first = self.first + offsets(taken)
-            grown = self._with(first, first[1:][taken] - 1, Buffer(constant(token)), INSERTED)
-            return grown.with_tails(where & ~taken, token)
+            tails = first[1:][taken] - 1
+            return self._with_inserted(first, tails, tails - 1, token).with_tails(where & ~taken, token)
         spans = self.spans.copy()
         spans[last[where], TAIL] = token + 1
         spans[last[where], LENGTH] += 1
@@ -124,6 +120,17 @@ class Chunk:
         chunk.spans[tails, LENGTH] = missing[short]
         chunk.spans[tails, BEGINS] = 1
         return chunk
+
+    def _with_inserted(self, first: Ints, places: Ints, owners: Ints, token: int) -> "Chunk":
+        """The same spans with an inserted token at each of these indices.
+
+        It has the source of the span at `owners`, because it may be alone in its line.
+        """
+        names = {name: number for number, name in enumerate(dict.fromkeys(buffer.source for buffer in self.buffers))}
+        number = np.array([names[buffer.source] for buffer in self.buffers], np.int64)
+        chunk = self._with(first, places, Buffer(constant(token)), INSERTED)
+        chunk.spans[places, BUFFER] = len(self.buffers) + number.take(chunk.spans[owners, BUFFER])
+        return Chunk([*self.buffers, *(Buffer(constant(token), name) for name in names)], chunk.spans, chunk.first)
 
     def _with(self, first: Ints, places: Ints, buffer: Buffer, kind: int) -> "Chunk":
         """The same spans with one more at each of these indices."""
@@ -166,61 +173,13 @@ class Chunk:
         common = np.result_type(*types, *([np.min_scalar_type(tail - 1)] if tail else []))
         return common if common.kind in "iu" else np.dtype(np.int64)
 
-    def pieces(self, item: int) -> list[Tokens | bytes]:
-        """The tokens of an item in `dtype`, as pieces: views of the buffers wherever they have that type."""
-        group = item // GROUP * GROUP
-        if group not in self._ready:
-            self._ready.clear()
-            self._ready[group] = self._find_pieces(group, min(group + GROUP, len(self)))
-        places, tails = self._ready[group]
-        arrays, base = self._arrays, self._bounds[group]
-        low, high = self._bounds[item] - base, self._bounds[item + 1] - base
-        pieces: list[Tokens | bytes] = [b""] * (2 * (high - low))
-        pieces[0::2] = [arrays[buffer][begin:behind] for buffer, begin, behind in places[low:high]]
-        pieces[1::2] = tails[low:high]
-        return pieces
-
-    def _find_pieces(self, first: int, stop: int) -> tuple[list[tuple[int, int, int]], list[bytes]]:
-        """For each span where its stored tokens are, and its tail.
-
-        Keeps no view of tokens: those of remote shards may be revoked.
-        """
-        spans = self.spans[self._bounds[first] : self._bounds[stop]]
-        start, tail = spans[:, START], spans[:, TAIL].tolist()
-        end = start + spans[:, LENGTH] - (spans[:, TAIL] > 0)
-        tails = {value: np.array(value - 1, self.dtype).tobytes() if value else b"" for value in set(tail)}
-        places = list(zip(spans[:, BUFFER].tolist(), start.tolist(), end.tolist(), strict=True))
-        return places, [tails[value] for value in tail]
-
     @cached_property
-    def _arrays(self) -> list[Any]:
-        """Each buffer's tokens in `dtype`."""
-        return [
-            tokens if tokens.dtype == self.dtype else _Converted(tokens, self.dtype)
-            for tokens in (buffer.tokens for buffer in self.buffers)
-        ]
-
-    @cached_property
-    def _ready(self) -> dict[int, tuple[list[tuple[int, int, int]], list[bytes]]]:
-        return {}
-
-    @cached_property
-    def _bounds(self) -> list[int]:
-        bounds: list[int] = self.first.tolist()
-        return bounds
+    def copies(self) -> TokenCopies:
+        """Copies of the tokens of each item, in `dtype`."""
+        return TokenCopies(self.buffers, self.spans, self.first, self.dtype)
 
 
 Row: TypeAlias = tuple[Chunk, int]  # a line, and the chunk that it is in
-
-
-class _Converted:
-    """Slices of an array, converted to another type: shards of different sources may have different types."""
-
-    def __init__(self, tokens: StoredTokens, dtype: np.dtype[Any]) -> None:
-        self._tokens, self._dtype = tokens, dtype
-
-    def __getitem__(self, where: slice) -> Tokens:
-        return self._tokens[where].astype(self._dtype)
 
 
 class Item:
@@ -241,13 +200,22 @@ class Item:
     def __repr__(self) -> str:
         return f"Item({len(self)} tokens of {', '.join(f'{s.source}/{s.shard}#{s.document}' for s in self.spans)})"
 
+    def __reduce__(self) -> tuple[type["Item"], tuple[Chunk]]:
+        """Pickled with its own tokens, not with those of its shards."""
+        spans = self.chunk.spans.copy()
+        spans[:, START] = offsets(spans[:, LENGTH])[:-1]
+        buffers = [replace(buffer, tokens=self.tokens) for buffer in self.chunk.buffers]
+        return Item, (Chunk(buffers, spans, self.chunk.first),)
+
     @cached_property
     def tokens(self) -> Tokens:
-        """The tokens. Often a view of the mapped shard: copy before you write to it."""
-        pieces: list[Any] = self.chunk.pieces(0)  # the stubs know that arrays are buffers only from Python 3.12 on
-        if len(pieces) == 2 and not pieces[1]:
-            return np.asarray(pieces[0])
-        return np.frombuffer(b"".join(pieces), self.chunk.dtype)
+        """The tokens, read-only: copy them before you write to them."""
+        unchecked: set[Source] = set()
+        tokens = self.chunk.copies.read(0, unchecked)
+        for source in unchecked:
+            source.check()
+        tokens.flags.writeable = False
+        return tokens
 
     @property
     def spans(self) -> list[Span]:
@@ -309,7 +277,7 @@ class Item:
                 buffers.append(_renewed(self.chunk.buffers[buffer], new))
             if tail:
                 spans.append([len(buffers), place + stored, 1, INSERTED, 0, 0 if stored else begins, 0])
-                buffers.append(Buffer(new))
+                buffers.append(Buffer(new, self.chunk.buffers[buffer].source))
             place += length
         return Chunk(buffers, np.array(spans, np.int64), np.array([0, len(spans)], np.int64))
 

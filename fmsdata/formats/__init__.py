@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from fmsdata.formats.arrow.layout import read_arrow_layout, refuse_remote_stream
 from fmsdata.formats.arrow.shard import ArrowShard
-from fmsdata.formats.base import Layout, Reading, Shard
+from fmsdata.formats.base import Layout, Reading, Shard, ShardBytes
 
 
 def _accept(name: str, data: pa.Buffer) -> None:
@@ -21,7 +21,7 @@ def _accept(name: str, data: pa.Buffer) -> None:
 class Format(NamedTuple):
     """How the files of a format are read."""
 
-    open: Callable[[pa.Buffer, str, str | None], Shard]
+    open: Callable[[pa.Buffer | ShardBytes, str, str | None], Shard]
     read_layout: Callable[[str, int, str | None, Sequence[int], bool], Reading[Layout]]
     check_remote: Callable[[str, pa.Buffer], None] = _accept  # raises for what `read_layout` refuses
 
@@ -34,17 +34,17 @@ def _format_of(name: str) -> Format:
     return next((found for suffix, found in FORMATS.items() if name.endswith(suffix)), FORMATS[".arrow"])
 
 
-def open_shard(data: pa.Buffer, name: str, column: str | None = None, *, remote: bool = False) -> Shard:
+def open_shard(data: pa.Buffer | ShardBytes, name: str, column: str | None = None, *, remote: bool = False) -> Shard:
     """Open a shard whose bytes are in memory or mapped. Documents are read later, in blocks.
 
     `remote` refuses what `read_layout` refuses, so that it does not depend on the size of a source
     whether it can be read.
 
-    >>> open_shard(map_file(path), "part-0.arrow").documents   # doctest: +SKIP
+    >>> open_shard(MappedFile(path), "part-0.arrow").documents   # doctest: +SKIP
     812
     """
     chosen = _format_of(name)
-    if remote:
+    if remote and isinstance(data, pa.Buffer):
         chosen.check_remote(name, data)
     return chosen.open(data, name, column)
 

@@ -5,12 +5,17 @@ I/O: they ask for byte ranges of one file, are sent the bytes, and return what t
 not know who fetches the bytes, when and how often, so every format works with any storage.
 """
 
-from collections.abc import Generator, Sequence
-from typing import Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from fmsdata.core.blocks import Block
+from fmsdata.core.keys import Ints
 from fmsdata.core.ranges import Range
-from fmsdata.core.tokens import Tokens
+from fmsdata.core.tokens import StoredTokens, Tokens
 
 Read = TypeVar("Read")
 Data: TypeAlias = bytes | memoryview
@@ -18,8 +23,58 @@ Data: TypeAlias = bytes | memoryview
 Reading: TypeAlias = Generator[list[Range], Sequence[Data], Read]
 
 
+class ShardBytes(Protocol):
+    """The bytes of a shard, in memory or mapped. Those of a mapped file are copied before they are looked at."""
+
+    size: int
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Some of the bytes, as far as there are any."""
+
+    def collect(self, ranges: Ints) -> tuple[memoryview, Ints]:
+        """Bytes with all these ranges in them, rows of first byte and size, and where each range starts in them."""
+
+    def tokens(self, dtype: npt.DTypeLike) -> StoredTokens:
+        """All bytes as one array. (Arrow aligns everything in a file to 8 bytes.)"""
+
+
+class InMemory:
+    """Bytes that nobody changes."""
+
+    def __init__(self, buffer: pa.Buffer) -> None:
+        self.size: int = buffer.size
+        self._data = memoryview(buffer)
+
+    def read(self, start: int, stop: int) -> memoryview:
+        return self._data[start:stop]
+
+    def collect(self, ranges: Ints) -> tuple[memoryview, Ints]:
+        return self._data, ranges[:, 0]
+
+    def tokens(self, dtype: npt.DTypeLike) -> Tokens:
+        return np.frombuffer(self._data, dtype, self.size // np.dtype(dtype).itemsize)
+
+
+class Decoded(NamedTuple):
+    """A decoded part of a shard: document `i` of it is `tokens[ends[i] : ends[i + 1]]`."""
+
+    tokens: Tokens
+    ends: Ints
+    nbytes: int  # of memory that it takes
+
+
+Keep: TypeAlias = Callable[[int, Callable[[], Decoded]], Decoded]
+
+
+def keep_nothing(part: int, decode: Callable[[], Decoded]) -> Decoded:  # noqa: ARG001
+    """Decode a part each time that it is needed."""
+    return decode()
+
+
 class Shard(Protocol):
     """A shard whose bytes are in memory or mapped."""
+
+    keep: Keep  # called for each part that must be decoded, with its number: it may have kept it
 
     known_tokens: int | None  # the number of tokens, where it need not be computed
 
@@ -30,7 +85,7 @@ class Shard(Protocol):
     def plain(self) -> bool:
         """Whether the tokens are stored as they are, so that reading decodes nothing."""
 
-    def read(self, first: int, stop: int) -> Block[Tokens]:
+    def read(self, first: int, stop: int) -> Block[StoredTokens]:
         """The documents `first` to `stop - 1`, of which there must be at least one."""
 
     def tokens(self) -> int:

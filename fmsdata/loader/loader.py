@@ -16,23 +16,30 @@ from functools import partial
 from typing import Any, NoReturn
 
 import torch
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 
 from fmsdata.core.checks import whole
 from fmsdata.core.state import State
 from fmsdata.errors import CheckpointError, ConfigError, FmsdataWarning
 from fmsdata.loader.batches import BatchFinisher, BatchSource, LocalBatchSource
+from fmsdata.loader.device import checked_device
 from fmsdata.loader.ends import Ends, Unsaved
+from fmsdata.loader.fork_server import ForkServer
+from fmsdata.loader.patience import StallLimits
 from fmsdata.loader.read_ahead import OnDemand, ReadAhead
 from fmsdata.loader.sigterm import EXIT_CODE, Sigterm
 from fmsdata.loader.worker_batches import WorkerBatchSource
+from fmsdata.loader.worker_pool import DEFAULT_METHOD
 from fmsdata.planning.schedule import Segment, continued
 from fmsdata.run.checkpoints import Checkpoints
+from fmsdata.run.gather import gather_state
 from fmsdata.run.lanes import Lanes
 from fmsdata.run.positions import Positions
-from fmsdata.run.ranks import rank_and_world_size
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.run.state import pack_state
 from fmsdata.run.stats import Meter, Stats
+from fmsdata.run.wrappers import refuse_endless_evaluation, refuse_to_save
 from fmsdata.storage.stats import StorageStats
 from fmsdata.tasks.base import Task
 from fmsdata.tasks.batch import check_outputs
@@ -48,9 +55,9 @@ class StatefulDataLoader:
     was read ahead. With `steps`, an iteration ends at every multiple of that many steps.
 
     A thread makes `prefetch` batches ahead (0: each batch is made on demand). `num_workers`
-    processes read for it; tokenized data needs none. With `checkpoint`, the loader saves itself at
-    the steps that the `Checkpoints` name, and resumes from the newest complete checkpoint when it
-    is created.
+    processes read for it; tokenized data needs none. With `device`, the thread also copies the
+    batches there. With `checkpoint`, the loader saves itself at the steps that the `Checkpoints`
+    name, and resumes from the newest complete checkpoint when it is created.
 
     >>> loader = StatefulDataLoader(data, batch_size=8, rank=0, world_size=1)     # doctest: +SKIP
     >>> for batch in loader:                                                      # doctest: +SKIP
@@ -65,13 +72,19 @@ class StatefulDataLoader:
         num_workers: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
+        process_group: ProcessGroup | None = None,
         outputs: Sequence[str] = (),
+        padding_segment: bool | None = None,
         task: Task | None = None,
         prefetch: int = 4,
         pin_memory: bool = False,
+        device: str | int | torch.device | None = None,
         persistent_workers: bool = True,
         multiprocessing_context: str | None = None,
         checkpoint: Checkpoints | None = None,
+        stall_warning: float = 30.0,
+        stall_timeout: float | None = None,
         steps: int | None = None,
     ) -> None:
         if not isinstance(data, Rescalable):
@@ -81,15 +94,27 @@ class StatefulDataLoader:
         check_outputs(outputs)
         self.outputs = tuple(outputs)
         self.task: Task = task or CausalLM()
-        self.rank, self.world_size = rank_and_world_size(rank, world_size)
+        self.sources = tuple(data.source_sizes)  # the names that `source_ids` number
+        self._ranks = data.ranks(rank, world_size, mesh, process_group)
+        self.rank, self.world_size = self._ranks.rank, self._ranks.world_size
         self._mine = data.lanes_of(self.rank, self.world_size)
         self.num_workers = self._enough_workers(whole("num_workers", num_workers))
         self.prefetch = whole("prefetch", prefetch)
         self._finish = BatchFinisher(
-            collate=Collate(task=self.task, outputs=self.outputs), pin_memory=_can_pin() if pin_memory else False
+            collate=Collate(self.task, self.outputs, sources=self.sources, padding_segment=padding_segment),
+            pin_memory=_can_pin() if pin_memory else False,
+            device=checked_device(device),
         )
         self._persistent_workers = persistent_workers
-        self._context = _checked_context(multiprocessing_context)
+        self._method = _checked_method(multiprocessing_context)
+        self._stall_limits = StallLimits.checked(stall_warning, stall_timeout)
+        if stall_timeout is not None and not self.prefetch and not self.num_workers:
+            raise ConfigError(
+                "stall_timeout needs prefetch or num_workers: without them the trainer's own thread makes the batches, "
+                "and nothing can interrupt it"
+            )
+        if self.num_workers and self._method == DEFAULT_METHOD:
+            ForkServer.shared()  # it imports what workers need while the trainer prepares other things
         self._engine: ReadAhead | OnDemand | None = None  # makes the batches
         self._engine_process = os.getpid()
         self._fetched = StorageStats()  # by engines that have ended
@@ -114,6 +139,8 @@ class StatefulDataLoader:
             checkpoint.begin(None if states is None else self._positions.step, self.rank)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        if self.steps is None:
+            refuse_endless_evaluation()
         self._ends.begin(self._positions.step, inspect.currentframe())
         return self._batches()
 
@@ -156,10 +183,14 @@ class StatefulDataLoader:
         try:
             if self._engine_process != os.getpid():  # a fork has neither the thread nor the workers
                 self._engine, self._engine_process = None, os.getpid()
+            self._ranks.check("loader")
             with self._meter:
                 if self._engine is None:
+                    self._ranks.check_sharing("loader")
                     self._engine = self._start_engine()
                 batch = self._engine.next()
+                if batch.wait is not None:
+                    batch.wait()
         except BaseException:
             self._ends.interrupt()
             self._stop_engine()
@@ -170,11 +201,11 @@ class StatefulDataLoader:
         return batch.fields
 
     def _start_engine(self) -> ReadAhead | OnDemand:
-        open_source = self._batch_source()
+        open_source, finish = self._batch_source(), self._finish.opened()
         engine = (
-            ReadAhead(open_source, self._finish, self.prefetch)
+            ReadAhead(open_source, finish, self.prefetch, self._stall_limits)
             if self.prefetch
-            else OnDemand(open_source, self._finish)
+            else OnDemand(open_source, finish, self._stall_limits)
         )
         # A loader that is dropped does not wait for its thread here: Python would swallow an
         # interrupt meanwhile.
@@ -192,8 +223,8 @@ class StatefulDataLoader:
                 workers=self.num_workers,
                 batch_size=self.batch_size,
                 extra_tokens=self.task.extra_tokens,
-                needs_lines=bool(self.outputs) or getattr(self.task, "needs_lines", True),
-                context=self._context,
+                needs_lines=self._finish.collate.needs_lines,
+                method=self._method,
             )
         lanes = lanes or self.data.start(self._mine, self._positions.states(self._mine))
         return partial(
@@ -224,6 +255,15 @@ class StatefulDataLoader:
             self._forget_engine.detach()
             engine.close()
 
+    @property
+    def worker_pids(self) -> list[int]:
+        """The process ids of the workers; empty if none is running.
+
+        >>> loader.worker_pids     # doctest: +SKIP
+        [4711, 4712]
+        """
+        return [] if self._engine is None else self._engine.pids
+
     def stats(self) -> Stats:
         """What this rank has consumed, how fast, and how long it waited.
 
@@ -234,8 +274,17 @@ class StatefulDataLoader:
         fetched = self._fetched + (StorageStats() if self._engine is None else self._engine.stats())
         return self._meter.stats(self.data, self._positions, fetched)
 
-    def state_dict(self) -> State:
-        """The position of this rank, as plain data: JSON-able, and without tokens."""
+    def state_dict(self, *, gather: bool = False) -> State:
+        """The position of this rank, as plain data: JSON-able, and without tokens.
+
+        With `gather`, the position of all ranks, which loads anywhere, at any world size. This is a
+        collective over the loader's process group: call it on all ranks after the same step.
+
+        >>> state = loader.state_dict(gather=True)     # doctest: +SKIP
+        """
+        refuse_to_save(self._ranks, gather)
+        if gather:
+            return gather_state(lambda: self._state(self._positions), self._ranks, self.data.lanes)
         return self._state(self._positions)
 
     def _state(self, positions: Positions) -> State:
@@ -248,8 +297,9 @@ class StatefulDataLoader:
         saved with: see docs/live-edits.md.
         """
         saved = self.data.resume(state, self._mine)
-        lanes = self.data.start(self._mine, saved.lanes)
+        lanes = saved.data.start(self._mine, saved.lanes)
         self._stop_engine()
+        self.data = saved.data
         self._start_at(saved.step, saved.history, lanes)
         self._pipeline = saved.pipeline
         if self.rank == 0:
@@ -269,7 +319,10 @@ class StatefulDataLoader:
         self._meter = Meter(begun=self._positions.tokens())
 
     def save(self) -> str:
-        """Write a checkpoint of this rank now, unless it exists, and return the step's folder."""
+        """Write a checkpoint of this rank now, unless it exists, and return the step's folder.
+
+        Of the ranks of a `mesh` that share their data, one writes.
+        """
         checkpoint = self._required_checkpoint()
         if checkpoint.read_only or checkpoint.goes_back:  # the first is an error, the second has more to write
             self._saved_step = None
@@ -304,9 +357,11 @@ class StatefulDataLoader:
     def _save(self, checkpoint: Checkpoints, positions: Positions) -> None:
         if positions.step == self._saved_step:
             return
+        self._ranks.check("loader")
         self._saving = True
         try:
-            checkpoint.save(self._state(positions), self.rank, self.world_size)
+            if self._ranks.saves:
+                checkpoint.save(self._state(positions), self.rank, self.world_size)
         finally:
             self._saving = False
         self._saved_step = positions.step
@@ -355,8 +410,8 @@ def _can_pin() -> bool:
     return True
 
 
-def _checked_context(context: str | None) -> str | None:
-    if context is not None and context not in multiprocessing.get_all_start_methods():
+def _checked_method(method: str | None) -> str:
+    if method is not None and method not in multiprocessing.get_all_start_methods():
         known = ", ".join(map(repr, multiprocessing.get_all_start_methods()))
-        raise ConfigError(f"multiprocessing_context is {context!r}; it must be one of {known}")
-    return context
+        raise ConfigError(f"multiprocessing_context is {method!r}; it must be one of {known}")
+    return method or DEFAULT_METHOD

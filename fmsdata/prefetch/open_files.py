@@ -6,18 +6,22 @@ local, else through the prefetch buffer.
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from fmsdata.core.blocks import Address, Block, LaneBlocks
 from fmsdata.core.lane import Lane
+from fmsdata.core.memory import MappedTokens
 from fmsdata.core.tokens import StoredTokens
 from fmsdata.formats import open_shard
-from fmsdata.formats.base import Shard
+from fmsdata.formats.base import Decoded, Shard
 from fmsdata.planning.lane_order import LaneOrder
 from fmsdata.prefetch.buffer import PrefetchBuffer
+from fmsdata.prefetch.decoded import DecodedBatches
 from fmsdata.prefetch.look_ahead import LookAhead
 from fmsdata.prefetch.remote_source import RemoteSource
 from fmsdata.prefetch.shard_files import ShardFiles
-from fmsdata.storage.local import MappedFiles, Recent
+from fmsdata.storage.local import Recent
+from fmsdata.storage.mapped import MappedFile, MappedFiles
 from fmsdata.storage.settings import Storage
 from fmsdata.storage.stats import StorageStats
 
@@ -35,12 +39,19 @@ class OpenFiles:
     """
 
     def __init__(self, share: float = 0.0, on_read: Callable[[str], None] = _ignore) -> None:
-        self.shards: Recent[Shard] = Recent(OPEN_SHARDS)
+        self.shards: Recent[tuple[MappedFile, Shard]] = Recent(OPEN_SHARDS)
         self.mapped = MappedFiles()
-        self.reading = on_read
+        self.reading_now = ""  # the last block that a lane began to read
+        self._on_read = on_read
         self._share = share
         self._buffers: dict[Storage, PrefetchBuffer] = {}
         self._remote: dict[object, RemoteSource] = {}
+        self._decoded: dict[int, DecodedBatches] = {}  # by their budget
+
+    def reading(self, what: str) -> None:
+        """Called with a description of each block before it is read."""
+        self.reading_now = what
+        self._on_read(what)
 
     def open_blocks(self, files: ShardFiles, order: LaneOrder, lane: Lane) -> LaneBlocks:
         """The blocks of a source, for a lane that reads them in this order."""
@@ -58,6 +69,12 @@ class OpenFiles:
                 layouts=buffer.layouts,
             )
         return RemoteBlocks(buffer, self._remote[key], order, lane)
+
+    def decoded(self, storage: Storage) -> DecodedBatches:
+        """What was decoded of compressed shards on a local disk."""
+        if storage.prefetch_bytes not in self._decoded:
+            self._decoded[storage.prefetch_bytes] = DecodedBatches(storage.prefetch_bytes)
+        return self._decoded[storage.prefetch_bytes]
 
     def stats(self) -> StorageStats:
         """What was fetched so far."""
@@ -89,15 +106,28 @@ class MappedBlocks:
         return self.look_up(address)
 
     def look_up(self, address: Address) -> Block[StoredTokens]:
-        shard = self._opened.shards.get((self._files, address.shard), lambda: self._open(address.shard))
-        return shard.read(address.first, address.stop)
+        block = self._read(address)
+        if isinstance(block.arrays[0], MappedTokens):
+            return block
+        return self._opened.decoded(self._files.location.storage).lend(block, partial(self._read, address))
 
-    def _open(self, shard: int) -> Shard:
+    def _read(self, address: Address) -> Block[StoredTokens]:
+        file, shard = self._opened.shards.get((self._files, address.shard), lambda: self._open(address.shard))
+        with file:
+            return shard.read(address.first, address.stop)
+
+    def _open(self, shard: int) -> tuple[MappedFile, Shard]:
         files = self._files
         path = files.path(shard)
-        opened = open_shard(self._opened.mapped.get(path), str(path), files.column)
-        files.counts.require(shard, documents=opened.documents, tokens=opened.known_tokens, source=self._source)
-        return opened
+        file = self._opened.mapped.get(path)
+        with file:
+            opened = open_shard(file, str(path), files.column)
+            files.counts.require(shard, documents=opened.documents, tokens=opened.known_tokens, source=self._source)
+        opened.keep = partial(self._keep, shard)
+        return file, opened
+
+    def _keep(self, shard: int, part: int, decode: Callable[[], Decoded]) -> Decoded:
+        return self._opened.decoded(self._files.location.storage).get((self._files, shard, part), decode)
 
 
 class RemoteBlocks:

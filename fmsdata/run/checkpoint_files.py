@@ -85,14 +85,14 @@ def list_step(folder: Location, step: int) -> Listing:
     complete = {
         key: {rank: names[0] for rank, names in files.items()}
         for key, files in found.items()
-        if files.keys() == set(range(key.world_size)) and all(len(names) == 1 for names in files.values())
+        if len(files) == key.world_size == max(files) + 1 and all(len(names) == 1 for names in files.values())
     }
     if damaged:
         problem = f"a file has the wrong size: {damaged[0]}"
     elif found:
         key = max(found, key=lambda key: len(found[key]))
-        missing = [rank for rank in range(key.world_size) if rank not in found[key]]
-        problem = f"rank {missing[0]} of {key.world_size} is missing" if missing else "it has a rank twice"
+        missing = next((rank for rank in range(key.world_size) if rank not in found[key]), None)
+        problem = "it has a rank twice" if missing is None else f"rank {missing} of {key.world_size} is missing"
     else:
         problem = "it holds no file of a loader"
     return Listing(keys, complete, problem, MARK in listed, ABANDONED in listed)

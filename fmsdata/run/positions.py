@@ -10,9 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from fmsdata.core.keys import Ints
-from fmsdata.core.state import State
+from fmsdata.core.stage import Stage
+from fmsdata.core.state import EDITED, State, number, part
+from fmsdata.errors import StateError
 from fmsdata.planning.schedule import Turns
 from fmsdata.run.tally import Tallies, Tally
+from fmsdata.stages.mixture import stages_down_to_mixture
+from fmsdata.stages.pack import Pack
+from fmsdata.stages.shuffle import Shuffle
+
+CHUNK_TOKENS = 1 << 32  # a lane plans at most this many tokens at once, or a window
 
 
 class Anchor(NamedTuple):
@@ -24,6 +31,24 @@ class Anchor(NamedTuple):
 
 
 Milestone: TypeAlias = Anchor | Tally
+
+
+def lines_taken(state: State | None, lines: Stage, lanes: int) -> tuple[int, int]:
+    """The lines taken of a lane, and how many of them are behind its anchor: part of one chunk.
+
+    Raises if there can't be that many, because finding the position would take forever.
+    """
+    taken, skip = number(state, "lines"), number(state, "skip")
+    if isinstance(lines, Shuffle):
+        most = lines.window - number(part(state, "anchor"), "taken")
+    else:
+        length = next((stage.seq_len for stage in stages_down_to_mixture(lines) if isinstance(stage, Pack)), 64)
+        most = max(CHUNK_TOKENS, lines.window_tokens()) // length
+    if taken * lanes >= 1 << 62:
+        raise StateError(f"'lines' is {taken}, more than there can be: {EDITED}")
+    if skip > min(taken, max(0, most)):
+        raise StateError(f"'skip' is {skip} of {taken} lines, but the anchor is at most {most} lines back: {EDITED}")
+    return taken, skip
 
 
 class Positions:

@@ -1,8 +1,8 @@
 """A cache of fetched ranges on the node's own disk, shared by all processes of the node.
 
-An entry is a file that holds the digest of its key and the checksum of its data. So nothing in the
-folder has to be trusted: not a file torn by a power failure, not one damaged by the disk, not one
-that was renamed. A damaged entry is removed and fetched again.
+An entry is a file that holds the digest of its key and the checksum of its data. So a file that was
+torn by a power failure, damaged by the disk or renamed is noticed, removed and fetched again. Against
+forgery, the folder belongs to its user alone (see `own_folder.py`): the checksum has no key.
 
 Readers take no lock. Writers reserve the bytes of an entry in a ledger before they write it. So the
 ledger never says less than there is, whichever process is killed at whatever moment, and nobody has
@@ -29,11 +29,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from fmsdata.core.checks import whole
 from fmsdata.errors import ConfigError
+from fmsdata.storage.own_folder import is_private, make_own_folder, open_own_file, open_own_folder
 
 HEADER = struct.Struct("<8sQ20s20s")  # the format and its version, length of the data, digest of the key, checksum
 FORMAT = b"fmscach1"
@@ -51,6 +53,7 @@ ABANDONED_AFTER = 10.0  # seconds without a lock: a file gets its lock a moment 
 # Seconds to wait for the ledger, which is usually locked for 10 us, and for room. After that, data
 # is not stored.
 PATIENCE = 0.5
+NOT_OURS = (FileNotFoundError, NotADirectoryError, PermissionError)  # nothing of ours is there
 REST = 10.0  # seconds without storing anything after a failure
 log = logging.getLogger("fmsdata")
 
@@ -79,12 +82,13 @@ class DiskCache:
 
     def __init__(self, path: str | Path, limit: int) -> None:
         self.path, self.limit = os.path.abspath(path), whole("limit", limit, least=1)
-        self._unfinished = f"{self.path}/.fmsdata-unfinished"
         self._boot = _boot()
         self._warned: set[str] = set()
         self._rest_until = 0.0
         try:
-            os.makedirs(self.path, exist_ok=True)
+            make_own_folder(self.path)
+            self._root = os.path.realpath(self.path)  # no link is followed below
+            self._unfinished = f"{self._root}/.fmsdata-unfinished"
             self._unfinished_bytes()
             with self._ledger(patience=5.0) as ledger:
                 if ledger.boot != self._boot:  # after a power failure, the ledger may be an old one
@@ -103,11 +107,10 @@ class DiskCache:
     def get(self, key: str, size: int) -> bytes | None:
         """The data stored under the key; None if it is missing or damaged, and must be fetched."""
         digest = _digest(key)
-        path = self._file(digest)
         try:
-            with open(path, "rb") as file:
+            with self._open_entry(digest) as file:
                 info = os.fstat(file.fileno())
-                if info.st_size == HEADER.size + size:
+                if info.st_size == HEADER.size + size and is_private(info):
                     header, data = file.read(HEADER.size), file.read(size)
                     if header == _header(digest, data):
                         if not 0 <= time.time() - info.st_mtime < TOUCH_AFTER:
@@ -121,9 +124,16 @@ class DiskCache:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # not the file's fault
                 self._warn_unusable(problem)
                 return None
-        self._warn_once("damage", f"{path} is fetched again: {problem}; further such files are not reported")
-        self._remove(path)
+        text = f"{self._file(digest)} is fetched again: {problem}; further such files are not reported"
+        self._warn_once("damage", text)
+        self._remove(digest)
         return None
+
+    @contextmanager
+    def _open_entry(self, digest: bytes) -> Iterator[BinaryIO]:
+        folder, name = os.path.split(self._file(digest))
+        with open_own_folder(folder) as fd, open(open_own_file(name, os.O_RDONLY, fd), "rb") as file:
+            yield file
 
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
         """Store the data.
@@ -135,32 +145,28 @@ class DiskCache:
         if size > self.limit or time.monotonic() < self._rest_until:
             return
         try:
-            with self._unfinished_file() as (fd, unfinished):
+            with self._unfinished_file() as (fd, unfinished, name):
                 if self._reserve(size, fd):
-                    self._store(_digest(key), data, fd, unfinished)
+                    self._store(_digest(key), data, fd, unfinished, name)
         except OSError as error:
             self._rest_until = time.monotonic() + REST
             self._warn_unusable(error.strerror or str(error))
 
     @contextmanager
-    def _unfinished_file(self) -> Iterator[tuple[int, str]]:
-        """A new file, open, and its path. It is locked while it is written."""
-        path = f"{self._unfinished}/{secrets.token_hex(8)}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        try:
-            fd = os.open(path, flags, 0o666)
-        except FileNotFoundError:
-            _make_folder(self._unfinished)
-            fd = os.open(path, flags, 0o666)
-        _held.add(fd)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield fd, path
-        finally:
-            with suppress(FileNotFoundError):  # it was renamed to its entry
-                os.unlink(path)
-            _held.discard(fd)
-            os.close(fd)
+    def _unfinished_file(self) -> Iterator[tuple[int, int, str]]:
+        """A new file, open, its folder and its name. It is locked while it is written."""
+        name = secrets.token_hex(8)
+        with _folder(self._unfinished) as folder:
+            fd = open_own_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder)
+            _held.add(fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                yield fd, folder, name
+            finally:
+                with suppress(FileNotFoundError):  # it was renamed to its entry
+                    os.unlink(name, dir_fd=folder)
+                _held.discard(fd)
+                os.close(fd)
 
     def _reserve(self, size: int, fd: int) -> bool:
         """Add `size` bytes to the ledger, if they fit. They stay there if storing the entry fails.
@@ -180,16 +186,13 @@ class DiskCache:
             if not self._make_room(size):
                 time.sleep(0.002)
 
-    def _store(self, digest: bytes, data: memoryview, fd: int, unfinished: str) -> None:
-        path = self._file(digest)
+    def _store(self, digest: bytes, data: memoryview, fd: int, unfinished: int, name: str) -> None:
         _write(fd, memoryview(_header(digest, data)))
         _write(fd, data)
         _touch(fd)  # the kernel's own times are the same for files written within some milliseconds
-        try:
-            os.rename(unfinished, path)
-        except FileNotFoundError:
-            _make_folder(os.path.dirname(path))
-            os.rename(unfinished, path)
+        folder, entry = os.path.split(self._file(digest))
+        with _folder(folder) as into:
+            os.rename(name, entry, src_dir_fd=unfinished, dst_dir_fd=into)
 
     def _make_room(self, size: int) -> bool:
         """Count the entries, and evict the least recently used ones.
@@ -201,7 +204,7 @@ class DiskCache:
         then the count is too large, but never too small). Bytes that they reserve afterwards are
         added whenever the ledger is written.
         """
-        with _locked(f"{self.path}/.fmsdata-room", patience=0) as alone:
+        with _locked(f"{self._root}/.fmsdata-room", patience=0) as alone:
             if alone is None:
                 return False
             with self._ledger() as ledger:
@@ -227,7 +230,7 @@ class DiskCache:
                 if total <= goal or late or not batch:
                     return True
                 for entry in batch:
-                    if total > goal and self._remove(self._file(digests[20 * entry : 20 * entry + 20])):
+                    if total > goal and self._remove(digests[20 * entry : 20 * entry + 20]):
                         total -= sizes[entry]
 
     def _entries(self) -> tuple["array[int]", "array[int]", bytearray]:
@@ -237,7 +240,8 @@ class DiskCache:
         """
         times, sizes, digests = array("q"), array("q"), bytearray()
         for number in range(256):
-            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(f"{self.path}/{number:02x}") as files:
+            folder = f"{self._root}/{number:02x}"
+            with suppress(*NOT_OURS), open_own_folder(folder), os.scandir(folder) as files:
                 for file in files:
                     if match := ENTRY.fullmatch(file.name):
                         with suppress(FileNotFoundError):
@@ -252,37 +256,38 @@ class DiskCache:
 
         Files left behind by ended processes are removed.
         """
-        _make_folder(self._unfinished)
         reserved = 0
-        for name in os.listdir(self._unfinished):
-            if UNFINISHED.fullmatch(name):
-                path = f"{self._unfinished}/{name}"
-                with suppress(FileNotFoundError):
-                    info = os.stat(path)
-                    if time.time() - info.st_ctime > ABANDONED_AFTER and _is_free(path):
-                        os.unlink(path)
-                    else:
-                        reserved += info.st_size
+        with _folder(self._unfinished) as folder:
+            for name in os.listdir(folder):
+                if UNFINISHED.fullmatch(name):
+                    with suppress(FileNotFoundError):
+                        info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                        if time.time() - info.st_ctime > ABANDONED_AFTER and _is_free(f"{self._unfinished}/{name}"):
+                            os.unlink(name, dir_fd=folder)
+                        else:
+                            reserved += info.st_size
         return reserved
 
-    def _remove(self, path: str) -> bool:
+    def _remove(self, digest: bytes | bytearray) -> bool:
         """Remove an entry. A process that has it open can still read it."""
+        folder, name = os.path.split(self._file(digest))
         try:
-            os.unlink(path)
+            with open_own_folder(folder) as fd:
+                os.unlink(name, dir_fd=fd)
         except FileNotFoundError:
             pass  # another process was faster
         except OSError as error:
-            self._warn_unusable(f"{path} can't be removed: {error.strerror}")
+            self._warn_unusable(f"{folder}/{name} can't be removed: {error.strerror}")
             return False
         return True
 
     def _file(self, digest: bytes | bytearray) -> str:
         name = digest.hex()
-        return f"{self.path}/{name[:2]}/{name[2:]}.range"
+        return f"{self._root}/{name[:2]}/{name[2:]}.range"
 
     @contextmanager
     def _ledger(self, patience: float | None = None) -> Iterator["_Ledger"]:
-        with _locked(f"{self.path}/.fmsdata-ledger", PATIENCE if patience is None else patience) as fd:
+        with _locked(f"{self._root}/.fmsdata-ledger", PATIENCE if patience is None else patience) as fd:
             if fd is None:
                 raise TimeoutError("another process holds the ledger and makes no progress")
             yield _Ledger(fd)
@@ -337,7 +342,8 @@ def _locked(path: str, patience: float, create: bool = True) -> Iterator[int | N
 
     The wait is limited: the process that holds the lock may be stopped.
     """
-    fd = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o666)
+    with open_own_folder(os.path.dirname(path)) as folder:
+        fd = open_own_file(os.path.basename(path), os.O_RDWR | (os.O_CREAT if create else 0), folder)
     _held.add(fd)
     try:
         yield fd if _lock(fd, patience) else None
@@ -361,8 +367,13 @@ def _lock(fd: int, patience: float) -> bool:
 
 
 def _is_free(path: str) -> bool:
-    with _locked(path, patience=0, create=False) as fd:
-        return fd is not None
+    try:
+        with _locked(path, patience=0, create=False) as fd:
+            return fd is not None
+    except OSError as error:  # a link, or no file of ours
+        if not isinstance(error, PermissionError) and error.errno != errno.ELOOP:
+            raise
+        return True
 
 
 def _digest(key: str) -> bytes:
@@ -374,21 +385,25 @@ def _header(digest: bytes, data: bytes | memoryview) -> bytes:
 
     They depend only on key and data, so a reader compares them as a whole.
 
-    The checksum is SHA-1. It is against damage, not against forgery, for which it would be too
-    weak. With the processor's instructions for it, 512 KB take 0.27 ms (SHA-256 0.30, BLAKE2b 0.65,
-    CRC-32 0.14, reading the file 0.05). CRC-32 would accept one in four billion damaged entries:
-    too many for the torn files of a cluster that lost its power.
+    The checksum is SHA-1. It is against damage, not against forgery. With the processor's
+    instructions for it, 512 KB take 0.27 ms (SHA-256 0.30, BLAKE2b 0.65, CRC-32 0.14, reading the
+    file 0.05). CRC-32 would accept one in four billion damaged entries: too many for the torn files
+    of a cluster that lost its power.
     """
     checksum = hashlib.sha1(data, usedforsecurity=False).digest()
     return HEADER.pack(FORMAT, len(data), digest, checksum)
 
 
-def _make_folder(path: str) -> None:
-    """Create a folder, but not its parents: if the cache's folder is gone, its disk may be
-    unmounted, and the entries must not go to the disk below the mount point.
+@contextmanager
+def _folder(path: str) -> Iterator[int]:
+    """A folder of the cache, open. It is created, but not its parents: if the cache's folder is
+    gone, its disk may be unmounted, and the entries must not go to the disk below the mount point.
     """
-    with suppress(FileExistsError):
-        os.mkdir(path)
+    if not os.path.isdir(path):
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+    with open_own_folder(path) as fd:
+        yield fd
 
 
 def _write(fd: int, data: memoryview) -> None:
@@ -398,8 +413,7 @@ def _write(fd: int, data: memoryview) -> None:
 
 def _touch(fd: int) -> None:
     now = time.time_ns()
-    with suppress(PermissionError):  # another user's file
-        os.utime(fd, ns=(now, now))
+    os.utime(fd, ns=(now, now))
 
 
 def _boot() -> bytes:

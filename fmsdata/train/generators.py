@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fmsdata.core.keys import key_of
+from fmsdata.core.state import DAMAGE
 from fmsdata.errors import ConfigError, StateError
 
 
@@ -63,6 +64,6 @@ def prepare_generators(saved: Mapping[str, Any], seed: int, step: int, rank: int
             if name in saved:
                 separate.set_state(saved[name])
             ready.append(partial(generator.set_state, separate.get_state()))
-    except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as cause:
+    except (*DAMAGE, RuntimeError) as cause:
         raise StateError(f"the generators of rank {rank} can't be restored: {cause!r}") from cause
     return ready

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fmsdata.core.checks import whole
-from fmsdata.core.state import State
+from fmsdata.core.state import EDITED, State, is_count, shown
 from fmsdata.errors import CheckpointError, ConfigError, StateError
 from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.storage.location import Location
@@ -111,10 +111,13 @@ def load(
             "remove the files that do not belong to this checkpoint"
         )
     (world_size,) = worlds
-    if odd := sorted(set(range(world_size)) ^ {rank for rank, _ in found}):
-        problem = "is missing" if odd[0] < world_size else "does not belong there"
+    ranks = {rank for rank, _ in found}
+    missing = next((rank for rank in range(world_size) if rank not in ranks), None)
+    odd = max(ranks) if missing is None else missing
+    if missing is not None or odd >= world_size:
+        problem = "is missing" if odd < world_size else "does not belong there"
         raise CheckpointError(
-            f"{folder}: train-{odd[0]}-of-{world_size}.pt {problem}: "
+            f"{folder}: train-{odd}-of-{world_size}.pt {problem}: "
             "the checkpoint is not complete; restore the file, or resume from another checkpoint"
         )
     needed = range(world_size) if loader is None else _needed(loader, world_size)
@@ -221,6 +224,14 @@ def _check_state(state: Any) -> None:
             f"the train state {'lacks' if odd[0] in KEYS else 'has an unknown'} key {odd[0]!r}: it was edited; "
             "put your own values into extra"
         )
+    for name in ("rank", "world_size", "step", "tokens_seen"):
+        if not is_count(state[name]):
+            raise StateError(f"{name} of the train state is {shown(state[name])}, expected a count: {EDITED}")
+    for name in ("generators", "loader", "extra"):
+        if not isinstance(state[name], Mapping):
+            raise StateError(f"{name} of the train state is {shown(state[name])}, expected a dict: {EDITED}")
+    if state["rank"] >= state["world_size"]:
+        raise StateError(f"the train state is of rank {state['rank']} of {state['world_size']}: {EDITED}")
 
 
 def _belonging_together(states: State | Sequence[State]) -> dict[int, State]:

@@ -131,7 +131,7 @@ def test_every_link_between_the_pages_leads_somewhere() -> None:
         titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
         return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
-    pages = [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), ROOT / "benchmarks/README.md"]
+    pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), ROOT / "benchmarks/README.md"]
     for page in pages:
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
             to = (page.parent / target).resolve() if target else page

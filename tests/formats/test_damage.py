@@ -1,5 +1,7 @@
 """Damaged, odd and hostile files: never a crash, never another document than the one that was written."""
 
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 from fmsdata.corpus.counts import read_counts
 from fmsdata.corpus.shard_writer import Layout, write_shard
 from fmsdata.errors import ConfigError, CountsError, DataError
+from fmsdata.formats import read_layout
+from fmsdata.formats.base import read_from
 from tests.corpus.test_counts import write_csv, write_shards
 from tests.formats.test_arrow import (
     INTEGERS,
@@ -110,3 +114,68 @@ def test_a_flipped_byte_anywhere_gives_what_pyarrow_reads_or_an_error(
         except DataError:
             continue
         assert found == some or found == by_pyarrow(bytes(damaged), layout, stream), (place, change)
+
+
+def both_readers(data: bytes) -> list[Callable[[], object]]:
+    """The same file, mapped and read by ranges."""
+    ranges = read_layout("part-0.arrow", len(data))
+    return [lambda: read(opened(data)), lambda: read_from(data, read_from(data, ranges).block(0, 3))]
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [0, (1 << 63) - 1, -2, 3],  # every difference is positive, if it is computed with 64 bits
+        [0, 1 << 62, -(1 << 63), 3],
+        [-4, -2, 0, 3],
+        [2, 1, 2, 3],
+        [0, 1, 2, 1 << 40],
+    ],
+)
+def test_list_offsets_that_point_outside_of_the_tokens_are_an_error(ends: list[int]) -> None:
+    data = bytearray(ipc(list_batches([[1], [2], [3]], pa.large_list(pa.int32()))))
+    place = bytes(data).index(struct.pack("<4q", 0, 1, 2, 3))
+    struct.pack_into("<4q", data, place, *ends)
+    for attempt in both_readers(bytes(data)):
+        with pytest.raises(DataError, match=r"part-0\.arrow: the file is damaged \(list offsets point outside"):
+            attempt()
+
+
+def test_a_record_batch_that_became_a_dictionary_is_missed() -> None:
+    """One bit of its kind, and a stream would silently have fewer documents."""
+    data = plain_shard([[1], [2], [3]] * 8, "list", True)
+    kinds = []
+    for place in range(len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 1
+        try:
+            kinds.append(len(read(opened(bytes(damaged)))))
+        except DataError:
+            continue
+    assert set(kinds) == {24}
+
+
+def test_a_column_that_is_shorter_than_the_others_is_an_error() -> None:
+    columns = {
+        "number": pa.array(range(7), pa.int8()),
+        "tokens": pa.array([[i] for i in range(7)], pa.list_(pa.int8())),
+    }
+    data = bytearray(ipc([pa.record_batch(columns)]))
+    nodes = bytes(data).index(struct.pack("<6q", 7, 0, 7, 0, 7, 0))
+    struct.pack_into("<q", data, nodes + 16, 6)
+    for attempt in both_readers(bytes(data)):
+        with pytest.raises(DataError, match="a column is shorter than its record batch"):
+            attempt()
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int8(), 2), pa.list_(pa.int8(), 0), pa.list_(pa.int8())], ids=str)
+def test_more_rows_than_the_file_has_room_for_are_an_error_at_once(kind: Any) -> None:
+    rows: list[Any] = [[1, 2] if kind.num_fields and "[2]" in str(kind) else []] * 3
+    data = bytearray(ipc([pa.record_batch({"tokens": pa.array(rows, kind)})]))
+    size = len(data)
+    for place in range(0, size - 8, 8):
+        if struct.unpack_from("<q", data, place) == (3,):  # the rows of the record batch, and of the column
+            struct.pack_into("<q", data, place, 1 << 40)
+    for attempt in both_readers(bytes(data)):
+        with pytest.raises(DataError, match=r"part-0\.arrow"):
+            attempt()

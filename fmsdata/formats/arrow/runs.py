@@ -19,7 +19,7 @@ from fmsdata.core.tokens import Tokens
 from fmsdata.formats.arrow.framing import moved
 from fmsdata.formats.arrow.scan import FooterList, Scan
 from fmsdata.formats.arrow.shard import Batches
-from fmsdata.formats.base import Reading
+from fmsdata.formats.base import InMemory, Reading
 from fmsdata.formats.damage import Guarded, Truncated
 
 OWN = 4096  # bytes that a layout takes besides its numbers, roughly
@@ -106,7 +106,7 @@ def find_bounds(messages: Ints, first_row: Ints, bounds: Ints) -> Ints:
 
 def read_batches(scan: Scan, base: int, data: memoryview, messages: Ints, first: int, stop: int) -> Block[Tokens]:
     """Documents of fetched record batches. `base` is the data's first byte in the file."""
-    batches = Batches(scan.column, scan.metadata, pa.py_buffer(data), messages, base)
+    batches = Batches(scan.column, scan.metadata, InMemory(pa.py_buffer(data)), messages, base)
     with Guarded(scan.column.name):
         if batches.documents < stop:
             raise Truncated("record batches have fewer rows than before")

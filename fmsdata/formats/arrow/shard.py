@@ -9,38 +9,39 @@ pyarrow.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from fmsdata.core.blocks import Block
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.core.tokens import Tokens
 from fmsdata.formats.arrow.column import TokenColumn
-from fmsdata.formats.arrow.framing import NOT_WHOLE, read_framing
+from fmsdata.formats.arrow.framing import NOT_WHOLE
 from fmsdata.formats.arrow.metadata import Metadata, Shape
+from fmsdata.formats.arrow.opening import read_framing
+from fmsdata.formats.base import Decoded, InMemory, Keep, ShardBytes, keep_nothing
 from fmsdata.formats.damage import Guarded
 
 
 class Batches:
     """Record batches in memory, and their documents.
 
-    `messages` are their places in the buffer. `base` is the buffer's first byte in the file.
+    `messages` are their places in the data. `base` is the data's first byte in the file.
     """
 
     def __init__(
-        self, column: TokenColumn, metadata: Metadata, buffer: pa.Buffer, messages: Ints, base: int = 0
+        self, column: TokenColumn, metadata: Metadata, data: ShardBytes, messages: Ints, base: int = 0
     ) -> None:
         self._column = column
         self._metadata = metadata
-        self._buffer = buffer
-        self._data = memoryview(buffer)
+        self._data = data
         self._messages = messages
         self._base = base
-        self.whole: Tokens = self._as_array(column.dtype)
-        self._ends = self._as_array(column.ends)  # list offsets are among these
+        self.keep: Keep = keep_nothing
+        self.whole = data.tokens(column.dtype)
         self._first_row: Sequence[int] = range(len(messages) + 1)
         self.known_tokens: int | None = None if len(messages) else 0
         self._shape = Shape(0, 0, compressed=False)
@@ -48,12 +49,13 @@ class Batches:
         if not len(messages):
             return
         with Guarded(column.name):
-            self._shape = metadata.shape(self._data, messages, base)
+            heads, here = self._heads(messages[:1])
+            self._shape = metadata.shape(heads, here, base)
             column.require(self._shape)
             if not column.listed:
                 return
             nodes, buffers = self._read_metadata(0, len(messages))
-            self._first_row = column.first_rows(nodes[:, column.node, 0]).tolist()
+            self._first_row = column.first_rows(column.rows_of(nodes)).tolist()
             plain = column.are_plain(nodes, self._shape)
             tokens = column.row_tokens(nodes, buffers, plain)
         if not nodes[:, column.node, 1].any():  # a null row may hide values
@@ -70,7 +72,7 @@ class Batches:
         """Whether the tokens are stored as they are, so that reading decodes nothing."""
         return not self._shape.compressed and (not self._column.listed or all(self._plain))
 
-    def read(self, first: int, stop: int) -> Block[Tokens]:
+    def read(self, first: int, stop: int) -> Block[Any]:
         """The documents `first` to `stop - 1`, of which there must be at least one."""
         if not self._column.listed:
             with Guarded(self._column.name):
@@ -78,18 +80,27 @@ class Batches:
                 if self._column.are_plain(nodes, self._shape).all():
                     start, length = self._column.documents(nodes, buffers)
                     return Block([self.whole], np.zeros(len(start), np.int64), start, length)
-            return self._decoded(first, stop)
+            return self._decoded(first, stop, first, stop)
         begin, end = bisect_right(self._first_row, first) - 1, bisect_left(self._first_row, stop)
         if all(self._plain[begin:end]):
             with Guarded(self._column.name):
                 return self._plain_lists(begin, end, first, stop)
-        block, rows = self._decoded(begin, end), slice(first - self._first_row[begin], stop - self._first_row[begin])
-        return Block(block.arrays, block.array[rows], block.start[rows], block.length[rows])
+        return self._decoded(begin, end, first, stop)
 
     def _read_metadata(self, begin: int, end: int) -> tuple[Ints, Ints]:
-        return self._metadata.read(self._data, self._messages[begin:end], self._shape, self._base)
+        messages = self._messages[begin:end]
+        heads, here = self._heads(messages)
+        nodes, buffers = self._metadata.read(heads, here, self._shape, self._base)
+        buffers[:, :, 0] += messages[:, :1] - here[:, :1]
+        return nodes, buffers
 
-    def _plain_lists(self, begin: int, end: int, first: int, stop: int) -> Block[Tokens]:
+    def _heads(self, messages: Ints) -> tuple[memoryview, Ints]:
+        """The metadata of record batches, and the places of the messages if it were the file."""
+        here = messages.copy()
+        heads, here[:, 0] = self._data.collect(messages[:, :2])
+        return heads, here
+
+    def _plain_lists(self, begin: int, end: int, first: int, stop: int) -> Block[Any]:
         column = self._column
         starts: list[Ints] = []
         lengths: list[Ints] = []
@@ -103,48 +114,50 @@ class Batches:
             else:
                 table, size = self._buffers[batch][column.table]
                 column.require_table(table, size, high - low)
-                table = table // column.ends.itemsize + row
-                ends = self._ends[table : table + count + 1].astype(np.int64)
+                width = column.ends.itemsize
+                data = self._data.read(table + row * width, table + (row + count + 1) * width)
+                ends = np.frombuffer(data, column.ends).astype(np.int64)
             start, length = column.rows(ends, *self._buffers[batch][column.values])
             starts.append(start)
             lengths.append(length)
         start, length = (found[0] if len(found) == 1 else np.concatenate(found) for found in (starts, lengths))
         return Block([self.whole], np.zeros(len(start), np.int64), start, length)
 
-    def _decoded(self, begin: int, end: int) -> Block[Tokens]:
-        """All documents of record batches that pyarrow has to decode."""
-        arrays: list[Tokens] = []
-        starts: list[Ints] = []
+    def _decoded(self, begin: int, end: int, first: int, stop: int) -> Block[Any]:
+        """Documents of record batches that pyarrow has to decode: a copy, which does not keep the others in memory."""
+        parts: list[Tokens] = []
         lengths: list[Ints] = []
         for batch in range(begin, end):
-            column: Any = self._decode(batch)  # its kind of array depends on the shard's type
-            if self._column.listed:
-                if not len(column):  # pyarrow ends the process over damaged list offsets of no rows
-                    continue
-                plain = column.fill_null([]) if column.null_count and self._column.fixed_size is None else column
-                lengths.append(plain.value_lengths().fill_null(0).to_numpy().astype(np.int64))
-                column = plain.flatten()
-            else:
-                lengths.append(np.array([len(column)], np.int64))
-            if column.null_count:
-                raise self._column.null_tokens()
-            starts.append(offsets(lengths[-1])[:-1])
-            arrays.append(column.to_numpy(zero_copy_only=True))
-        array = np.repeat(np.arange(len(arrays)), [len(start) for start in starts])
-        return Block(arrays, array, np.concatenate(starts), np.concatenate(lengths))
+            row, behind = (min(max(place - self._first_row[batch], 0), self._rows(batch)) for place in (first, stop))
+            if row < behind:
+                decode = partial(self._decode, batch)
+                tokens, ends, _ = self.keep(batch, decode) if self._column.listed else decode()
+                parts.append(tokens[ends[row] : ends[behind]])
+                lengths.append(np.diff(ends[row : behind + 1]))
+        length = np.concatenate(lengths)
+        copied = parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
+        return Block([copied], np.zeros(len(length), np.int64), offsets(length)[:-1], length)
 
-    def _decode(self, batch: int) -> "pa.Array[Any]":
+    def _rows(self, batch: int) -> int:
+        return self._first_row[batch + 1] - self._first_row[batch]
+
+    def _decode(self, batch: int) -> Decoded:
         offset, metadata, body = self._messages[batch].tolist()
-        message = self._buffer.slice(offset, metadata + body)
+        message = pa.py_buffer(self._data.read(offset, offset + metadata + body))
         with Guarded(self._column.name):
             decoded = pa.ipc.read_record_batch(pa.ipc.read_message(message), self._column.schema)
-            column = decoded.column(self._column.index)
+            column: Any = decoded.column(self._column.index)  # its kind of array depends on the shard's type
             column.validate(full=True)
-        return column
-
-    def _as_array(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """The whole buffer as one array. (Arrow aligns everything in a file to 8 bytes.)"""
-        return np.frombuffer(self._data, dtype, self._buffer.size // np.dtype(dtype).itemsize)
+            if not self._column.listed:
+                length = np.array([len(column)], np.int64)
+            else:
+                plain = column.fill_null([]) if column.null_count and self._column.fixed_size is None else column
+                length = plain.value_lengths().fill_null(0).to_numpy().astype(np.int64)
+                column = plain.flatten()
+        if column.null_count:
+            raise self._column.null_tokens()
+        tokens: Tokens = column.to_numpy(zero_copy_only=True)
+        return Decoded(tokens, offsets(length), tokens.nbytes + 8 * len(length) + message.size)
 
 
 class ArrowShard(Batches):
@@ -155,11 +168,12 @@ class ArrowShard(Batches):
     48211
     """
 
-    def __init__(self, buffer: pa.Buffer, name: str, column: str | None = None) -> None:
+    def __init__(self, data: pa.Buffer | ShardBytes, name: str, column: str | None = None) -> None:
         self.name = name
+        data = InMemory(data) if isinstance(data, pa.Buffer) else data
         with Guarded(name, NOT_WHOLE):
-            schema, messages = read_framing(buffer)
-        super().__init__(TokenColumn(schema, column, name), Metadata(), buffer, messages)
+            schema, messages = read_framing(data)
+        super().__init__(TokenColumn(schema, column, name), Metadata(), data, messages)
 
     def tokens(self) -> int:
         """The number of tokens in the shard."""

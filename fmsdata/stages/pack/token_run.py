@@ -38,7 +38,8 @@ class TokenRun:
         row = self.documents.spans[span].tolist()
         if row[TAIL] and position == end - 1:
             return int(row[TAIL]) - 1
-        return int(self.documents.buffers[row[BUFFER]].tokens[row[START] + position - (end - row[LENGTH])])
+        place = np.array([row[START] + position - (end - row[LENGTH])])
+        return int(self.documents.buffers[row[BUFFER]].tokens.take(place)[0])
 
     def document_at(self, position: int) -> tuple[int, int]:
         """The document that holds the token at a position, and its tokens before it."""

@@ -1,0 +1,162 @@
+"""The only place where tokens are copied: the spans of an item become one array.
+
+Most tokens are in mapped files, which another process may change. Each file that tokens were copied
+from is checked after the copy. So the copy is of the file as it was when it was opened, or there is
+an error. A check costs more than the copy of a line, so a few lines are copied at once.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from fmsdata.core.keys import Ints, offsets
+from fmsdata.core.memory import MappedTokens, Source, copy_memory, copy_numbers
+from fmsdata.core.spans import BUFFER, LENGTH, START, TAIL, Buffer
+from fmsdata.core.tokens import Tokens
+from fmsdata.errors import DataError
+
+AT_ONCE = 1 << 18  # bytes of items that are copied at once
+ELSEWHERE = 0  # the address of tokens that are not in memory
+SOMEWHERE = np.iinfo(np.int64).max  # and their number
+
+
+class _Places:
+    """Where the tokens of buffers are in memory, and what they are mapped from."""
+
+    def __init__(self, buffers: Sequence[Buffer], used: Ints) -> None:
+        self._buffers = buffers
+        self.sources: set[Source] = set()
+        dtypes: set[np.dtype[Any]] = set()
+        address, size = [ELSEWHERE] * len(buffers), [SOMEWHERE] * len(buffers)
+        self.used: list[int] = np.flatnonzero(np.bincount(used)).tolist()
+        for which in self.used:
+            tokens = buffers[which].tokens
+            dtypes.add(tokens.dtype)
+            if isinstance(tokens, MappedTokens):
+                address[which], size[which] = tokens.address, len(tokens)
+                self.sources.add(tokens.source)
+            elif isinstance(tokens, np.ndarray) and tokens.flags.c_contiguous and tokens.dtype.isnative:
+                address[which], size[which] = tokens.ctypes.data, len(tokens)
+        self.address, self._size = np.array(address, np.int64), np.array(size, np.int64)
+        # The type of all tokens, if they have the same and all are in memory.
+        self.dtype = dtypes.pop() if len(dtypes) == 1 and all(address[which] for which in self.used) else None
+
+    def require(self, buffer: Ints, start: Ints, stop: Ints) -> None:
+        """Raise if there are no such tokens: addresses know no bounds."""
+        outside = stop > self._size.take(buffer)
+        if len(start) and (start.min() < 0 or outside.any() or (stop < start).any()):
+            origin = self._buffers[int(buffer[outside.argmax()])]
+            raise DataError(
+                f"source {origin.source!r}, {origin.shard}: the file is damaged (documents reach beyond its end); "
+                "write it again or remove it"
+            )
+
+
+def take_tokens(buffers: Sequence[Buffer], which: Ints, place: Ints) -> Ints:
+    """One token of each of these buffers."""
+    places = _Places(buffers, which)
+    places.require(which, place, place + 1)
+    if places.dtype is not None:
+        address = places.address.take(which) + place * places.dtype.itemsize
+        return copy_numbers(address, places.dtype, places.sources).astype(np.int64)
+    out = np.empty(len(which), np.int64)
+    for buffer in places.used:
+        here = which == buffer
+        out[here] = buffers[buffer].tokens.take(place[here])
+    return out
+
+
+class TokenCopies:
+    """Copies of the tokens of items, in a type that holds all of them.
+
+    Item `i` is the spans `first[i]` to `first[i + 1] - 1`.
+    """
+
+    def __init__(self, buffers: Sequence[Buffer], spans: Ints, first: Ints, dtype: np.dtype[Any]) -> None:
+        self._buffers, self._spans, self._dtype = buffers, spans, dtype
+        self._stored = spans[:, LENGTH] - (spans[:, TAIL] > 0)
+        self._places = _Places(buffers, spans[:, BUFFER])
+        self._places.require(spans[:, BUFFER], spans[:, START], spans[:, START] + self._stored)
+        self._alike = self._places.dtype == dtype
+        self._first: list[int] = first.tolist()
+        self._ends: list[int] = offsets(spans[:, LENGTH])[first].tolist()  # tokens before each item
+        self._copied = 0, 0  # the first of the items that were copied last, and the one after their last
+        self._memory: Tokens = np.empty(0, dtype)
+
+    def read(self, item: int, unchecked: set[Source]) -> Tokens:
+        """The tokens of an item, which are valid until the next one is read.
+
+        They must not be used before the sources that this adds to `unchecked` have been checked.
+        """
+        ends = self._ends
+        first, stop = self._copied
+        if not first <= item < stop:
+            self._copied = 0, 0
+            most = AT_ONCE // self._dtype.itemsize
+            first, stop = item, max(item + 1, bisect_right(ends, ends[item] + most) - 1)
+            self._copy(first, stop)
+            self._copied = first, stop
+            unchecked |= self._places.sources
+        return self._memory[ends[item] - ends[first] : ends[item + 1] - ends[first]]
+
+    def forget(self) -> None:
+        """Drop what was copied: a check of its sources failed."""
+        self._copied = 0, 0
+
+    def _copy(self, first: int, stop: int) -> None:
+        low, high, count = self._first[first], self._first[stop], self._ends[stop] - self._ends[first]
+        if len(self._memory) < count:
+            self._memory = np.empty(count, self._dtype)
+        if self._alike:
+            copy_memory(self._pieces[2 * low : 2 * high], self._memory[:count].view(np.uint8), self._places.sources)
+        else:
+            self._copy_by_span(low, high)
+
+    @cached_property
+    def _pieces(self) -> Ints:
+        """Of each span the stored tokens and the tail, as pieces of memory."""
+        width, spans = self._dtype.itemsize, self._spans
+        pieces = np.empty((len(spans), 2, 2), np.int64)
+        pieces[:, 0] = self._stored_pieces(slice(None), self._dtype)
+        pieces[:, 1, 0] = np.arange(len(spans)) * width + self._tails.ctypes.data
+        pieces[:, 1, 1] = (spans[:, TAIL] > 0) * width
+        return pieces.reshape(-1, 2)
+
+    @cached_property
+    def _tails(self) -> Tokens:
+        tails: Tokens = (self._spans[:, TAIL] - 1).astype(self._dtype)
+        return tails
+
+    def _stored_pieces(self, rows: Any, dtype: np.dtype[Any]) -> Ints:
+        """The stored tokens of spans, as pieces of memory."""
+        spans, width = self._spans[rows], dtype.itemsize
+        place = self._places.address.take(spans[:, BUFFER]) + spans[:, START] * width
+        return np.stack([place, self._stored[rows] * width], axis=1)
+
+    def _copy_by_span(self, low: int, high: int) -> None:
+        """Copy tokens of different types, and those that are fetched when they are needed."""
+        spans, out = self._spans[low:high], self._memory
+        ends = offsets(spans[:, LENGTH])
+        tail = spans[:, TAIL]
+        out[ends[1:][tail > 0] - 1] = tail[tail > 0] - 1
+        kinds: dict[np.dtype[Any] | None, list[int]] = {}  # spans by the type of their tokens; None: not in memory
+        for row in np.flatnonzero(self._stored[low:high]).tolist():
+            buffer = int(spans[row, BUFFER])
+            kind = self._buffers[buffer].tokens.dtype if self._places.address[buffer] else None
+            kinds.setdefault(kind, []).append(row)
+        for kind, rows in kinds.items():
+            targets, counts = ends[rows].tolist(), self._stored[low:high][rows].tolist()
+            if kind is None:
+                where = zip(spans[rows, BUFFER].tolist(), spans[rows, START].tolist(), counts, strict=True)
+                pieces = [self._buffers[buffer].tokens[start : start + count] for buffer, start, count in where]
+            else:
+                copied = np.empty(sum(counts), kind)
+                memory = self._stored_pieces(np.array(rows) + low, kind)
+                copy_memory(memory, copied.view(np.uint8), self._places.sources)
+                pieces = [copied[end - count : end] for end, count in zip(accumulate(counts), counts, strict=True)]
+            for target, piece in zip(targets, pieces, strict=True):
+                out[target : target + len(piece)] = piece

@@ -1,0 +1,132 @@
+"""Shards on a local disk, mapped into memory while other processes may write to them.
+
+A mapped file keeps what it looked like when it was mapped: its size, the time of its last change and its inode. It is
+compared with that whenever something is taken from it. A file that has changed is an error, never other tokens. What
+is taken is copied by the system, so that a file that shrinks is an error too, and not the end of the process.
+"""
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from fmsdata.core.keys import Ints, offsets
+from fmsdata.core.memory import MappedTokens, copy_bytes, copy_memory
+from fmsdata.errors import DataError
+from fmsdata.storage.local import map_file
+
+WAY_OUT = "shards must stay as they are during a run: restore the file, or write the new one beside it, and resume"
+
+
+class Version(NamedTuple):
+    """What a file looked like."""
+
+    size: int
+    modified: int  # in nanoseconds
+    inode: int
+
+    def difference(self, now: "Version") -> str:
+        """What happened to a file since it looked like this."""
+        if now.size < self.size:
+            return f"shrank from {self.size:,} to {now.size:,} bytes"
+        if now.inode != self.inode:
+            return "was replaced by another file"
+        return f"grew from {self.size:,} to {now.size:,} bytes" if now.size > self.size else "was written to"
+
+
+class MappedFile:
+    """The bytes of a file. Small files are read instead of mapped, and checked in the same way."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = os.path.abspath(path)  # the process may change its folder
+        self._name = str(path)
+        before = self._look()
+        self.buffer = map_file(path)
+        self.version = before
+        self.size: int = self.buffer.size
+        self.check()
+
+    def __enter__(self) -> "MappedFile":
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        """What was read inside is of the file that was mapped, or there is an error.
+
+        A damaged file is perhaps one that has changed.
+        """
+        if error is None or isinstance(error, DataError):
+            self.check()
+
+    def check(self) -> None:
+        """Raise if the file is not the one that was mapped."""
+        now = self._look()
+        if now != self.version:
+            raise changed(self._name, self.version, now)
+
+    def unreadable(self) -> DataError:
+        """The error for bytes that can't be read from a file that did not change."""
+        return DataError(f"{self._name}: cannot be read: the disk reports an error; check it, or restore the file")
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """A copy of some bytes, as far as there are any."""
+        stop = min(stop, self.size)
+        if not 0 <= start <= stop:
+            raise IndexError(f"bytes {start} to {stop} are not in a file of {self.size} bytes")
+        return copy_bytes(self.buffer.address + start, stop - start, self).data
+
+    def collect(self, ranges: Ints) -> tuple[memoryview, Ints]:
+        """A copy of ranges, rows of first byte and size, and where each of them starts in it, aligned to 8 bytes."""
+        start = ranges[:, 0]
+        if len(ranges) and (ranges.min() < 0 or (start + ranges[:, 1]).max() > self.size):
+            raise IndexError(f"not inside a file of {self.size} bytes")
+        pieces = np.empty_like(ranges)
+        pieces[:, 1] = size = np.minimum(ranges[:, 1] + 7 & -8, self.size - start)
+        pieces[:, 0] = start + self.buffer.address
+        ends = offsets(size)
+        out = np.empty(ends[-1], np.uint8)
+        copy_memory(pieces, out, [self])
+        return out.data, ends[:-1]
+
+    def tokens(self, dtype: npt.DTypeLike) -> MappedTokens:
+        """The whole file as tokens."""
+        count = self.size // np.dtype(dtype).itemsize
+        return MappedTokens(np.frombuffer(memoryview(self.buffer), dtype, count), self)
+
+    def _look(self) -> Version:
+        try:
+            status = os.stat(self._path)
+        except FileNotFoundError:
+            raise DataError(f"{self._name}: the file is gone; it was there when the shards were listed") from None
+        except OSError as error:
+            raise DataError(f"{self._name}: cannot be read: {error.strerror}") from None
+        return Version(status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+class MappedFiles:
+    """The files that are mapped now, so that none is mapped twice. A mapping ends with its last user.
+
+    A file that was mapped before must still look the same. (But for its inode: some filesystems in user space number
+    files anew when nobody uses them.)
+    """
+
+    def __init__(self) -> None:
+        self._files: WeakValueDictionary[Path, MappedFile] = WeakValueDictionary()
+        self._versions: dict[Path, Version] = {}
+
+    def get(self, path: Path) -> MappedFile:
+        file = self._files.get(path)
+        if file is None:
+            file = MappedFile(path)
+            before = self._versions.setdefault(path, file.version)
+            if before[:2] != file.version[:2]:
+                raise changed(str(path), before, file.version)
+            self._files[path] = file
+        return file
+
+
+def changed(name: str, before: Version, now: Version) -> DataError:
+    return DataError(f"{name}: the file {before.difference(now)} during the run; {WAY_OUT}")
