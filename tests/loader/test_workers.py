@@ -157,6 +157,7 @@ def test_fewer_lanes_than_workers_says_so_and_works(corpus: Path) -> None:
     assert contents(loader, 10) == contents(maker(corpus, lanes=4)(0, 2), 10)
 
 
+@pytest.mark.filterwarnings("ignore:the same line iterates over an endless loader again")
 def test_stopping_half_way_and_starting_again_goes_on(corpus: Path) -> None:
     expected = [batch["input_ids"].tolist() for batch in islice(maker(corpus)(0, 1), 40)]
     for persistent in (True, False):

@@ -9,7 +9,6 @@ import re
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from enum import Enum, IntEnum
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,7 +60,7 @@ def seed_all(seed: int) -> None:
 
 
 def take(loader: fmsdata.StatefulDataLoader, steps: int) -> list[torch.Tensor]:
-    return [batch["input_ids"] for batch in islice(loader, steps)]
+    return [next(loader)["input_ids"] for _ in range(steps)]
 
 
 def built(make: MakeLoader, world_size: int, *, steps: int = 4, **more: Any) -> tuple[list[Any], list[list[float]]]:
