@@ -41,6 +41,10 @@ class WorkerError(FmsdataError):
     """A worker process that died."""
 
 
+class StallError(FmsdataError):
+    """A batch that did not come within `stall_timeout`."""
+
+
 class CheckpointError(FmsdataError):
     """A checkpoint that cannot be written, or cannot be resumed from."""
 

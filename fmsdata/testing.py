@@ -18,7 +18,7 @@ import io
 import json
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -34,8 +34,8 @@ from fmsdata.core.lane import Lane
 from fmsdata.core.spans import Span
 from fmsdata.core.stage import Stage
 from fmsdata.core.state import State
+from fmsdata.corpus.listing import find_shards
 from fmsdata.errors import DataError
-from fmsdata.formats import SUFFIXES
 from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.storage.local import Recent
 from fmsdata.storage.location import Location
@@ -90,7 +90,7 @@ def check_restore_anywhere(make: MakeLoader, *, steps: int, world_size: int = 1,
     """Laws 3 and 4: restored after any step, a loader continues the same, also the second time."""
     for rank in range(world_size):
         loader = make(rank, world_size)
-        batches = iter(loader)
+        batches = _endlessly(loader)
         states, seen = [_through_json(loader.state_dict())], []
         for _ in range(steps + ahead):
             seen.append(_rows(next(batches)))
@@ -104,7 +104,7 @@ def check_restore_anywhere(make: MakeLoader, *, steps: int, world_size: int = 1,
             restored.load_state_dict(states[step])
             if _through_json(restored.state_dict()) != states[step]:
                 raise LawBroken(f"the state after step {step} changes when it is restored")
-            if [_rows(batch) for batch in islice(restored, ahead)] != seen[step : step + ahead]:
+            if [_rows(batch) for batch in islice(_endlessly(restored), ahead)] != seen[step : step + ahead]:
                 raise LawBroken(f"restored after step {step}, rank {rank} of {world_size} continues differently")
             repeated.load_state_dict(_through_json(repeated.state_dict()))
             if _rows(next(iter(repeated))) != seen[step]:
@@ -143,7 +143,7 @@ def check_exactly_once(
         world_size = world_sizes[account.stops % len(world_sizes)]
         loaders = _resumed(make, world_size, states)
         for rank, loader in enumerate(loaders):
-            for batch in islice(loader, steps):
+            for batch in islice(_endlessly(loader), steps):
                 account.add(batch, f"at world size {world_size}, rank {rank}")
                 progress(len(batch["input_ids"]))
         states = _stopped(loaders)
@@ -183,7 +183,7 @@ def check_rescaling(
         for rank, loader in enumerate(loaders):
             where = f"at world size {world_size}, rank {rank}"
             due = iter(turns[rank])
-            for batch in islice(loader, steps):
+            for batch in islice(_endlessly(loader), steps):
                 account.add(batch, where)
                 for sample in _rows(batch):
                     if sample.digest != uninterrupted[g := next(due)]:
@@ -272,7 +272,7 @@ class Account:
         """Record the documents of a batch."""
         for row in range(len(batch["input_ids"])):
             self.samples += 1
-            tokens = torch.cat([batch["input_ids"][row], batch["labels"][row, -1:]]).numpy()
+            tokens = torch.cat([batch["input_ids"][row], batch["labels"][row, -1:]]).cpu().numpy()
             try:
                 self._add_line(tokens, batch["provenance"][row], batch["epochs"][row])
             except LawBroken as error:
@@ -384,7 +384,7 @@ class StoredDocuments(Mapping[Document, npt.NDArray[np.int64]]):
 
     def __iter__(self) -> Iterator[Document]:
         for source, folder in self._folders.items():
-            for name in folder.names(SUFFIXES):
+            for name in find_shards(folder).names:
                 shard = _PlainShard(folder / name, self._column)
                 documents = ((source, name, number) for number in range(shard.documents))
                 yield from (document for document in documents if document in self)
@@ -489,11 +489,17 @@ class _Sample(NamedTuple):
 
 def _samples(make: MakeLoader, world_size: int, progress: Progress = no_progress) -> Iterator[_Sample]:
     """The samples of all ranks in canonical order."""
-    ranks = [_each(_rows(batch) for batch in make(rank, world_size)) for rank in range(world_size)]
+    ranks = [_each(_rows(batch) for batch in _endlessly(make(rank, world_size))) for rank in range(world_size)]
     while True:
         for rank in ranks:
             yield next(rank)
             progress(1)
+
+
+def _endlessly(loader: StatefulDataLoader) -> Iterator[dict[str, Any]]:
+    """The batches of a loader, on and on, also if its iterations end."""
+    while True:
+        yield from loader
 
 
 def _each(batches: Iterable[Iterable[_Sample]]) -> Iterator[_Sample]:
@@ -507,7 +513,7 @@ def _rows(batch: Mapping[str, Any]) -> list[_Sample]:
     hashes = [hashlib.blake2b(digest_size=16) for _ in spans]
     for name, values in sorted(row_fields(batch).items()):
         for row, value in zip(hashes, values, strict=True):
-            row.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else f"{name}{value}".encode())
+            row.update(value.cpu().numpy().tobytes() if isinstance(value, torch.Tensor) else f"{name}{value}".encode())
     return [_Sample(row.digest(), row_spans) for row, row_spans in zip(hashes, spans, strict=True)]
 
 
@@ -517,7 +523,9 @@ def row_fields(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: values
         for name, values in batch.items()
-        if not (isinstance(values, torch.Tensor) and values.ndim < 2) and len(values) == rows
+        if isinstance(values, Sized)
+        and not (isinstance(values, torch.Tensor) and values.ndim < 2)
+        and len(values) == rows
     }
 
 
@@ -550,7 +558,7 @@ def _stopped(loaders: Iterable[StatefulDataLoader]) -> list[State]:
 
 
 def _provenance(make: MakeLoader) -> Iterator[list[Any]]:
-    for batch in make(0, 1):
+    for batch in _endlessly(make(0, 1)):
         yield from batch["provenance"]
 
 

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.helpers import documents, write_source
+from tests.helpers import write_corpus
 from tests.servers.fault_proxy import FaultProxy
 from tests.servers.object_store import ObjectStore, Server, SwiftStore
 
@@ -14,10 +13,13 @@ from tests.servers.object_store import ObjectStore, Server, SwiftStore
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """Two sources of different size and layout, some documents of them empty."""
-    rng = np.random.default_rng(1)
-    write_source(tmp_path / "web", documents(rng, 60), layout="list")
-    write_source(tmp_path / "wiki", documents(rng, 23), layout="batch", dtype=np.int32, shards=2)
-    return tmp_path
+    return write_corpus(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, for all tests of a module."""
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,14 @@
 """Small corpora and loaders over them, for the tests of every folder."""
 
 import json
+import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 import fmsdata
 from fmsdata.config.build import build_data, make_loader
@@ -50,6 +52,14 @@ def write_source(
     return folder
 
 
+def write_corpus(folder: Path) -> Path:
+    """Two sources of different size and layout, some documents of them empty."""
+    rng = np.random.default_rng(1)
+    write_source(folder / "web", documents(rng, 60), layout="list")
+    write_source(folder / "wiki", documents(rng, 23), layout="batch", dtype=np.int32, shards=2)
+    return folder
+
+
 def open_file(path: Path, column: str | None = None) -> ArrowShard:
     """A shard on the disk."""
     return ArrowShard(MappedFile(path), str(path), column)
@@ -65,6 +75,28 @@ def maker(root: Path, **overrides: Any) -> MakeLoader:
         return make_loader(config, data, rank=rank, world_size=world_size)
 
     return make
+
+
+def worker_processes() -> list[psutil.Process]:
+    """The worker processes of all loaders of this process, however they were started."""
+    servers = [child for child in psutil.Process().children() if _is(child, "fmsdata.loader.fork_server")]
+    served = [worker for server in servers for worker in _children(server)]
+    forked = [child.pid for child in multiprocessing.active_children() if child.name.startswith("fmsdata-worker")]
+    return [worker for worker in served if worker.is_running()] + [psutil.Process(pid) for pid in forked if pid]
+
+
+def _is(process: psutil.Process, word: str) -> bool:
+    try:
+        return any(word in part for part in process.cmdline())
+    except psutil.Error:  # it has ended
+        return False
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children()
+    except psutil.Error:
+        return []
 
 
 def opened(state: dict[str, Any]) -> dict[str, Any]:

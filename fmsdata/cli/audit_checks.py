@@ -8,7 +8,7 @@ from rich.progress import Progress
 from fmsdata import testing
 from fmsdata.cli.audit import LEAST_SAMPLES, MOST_SAMPLES
 from fmsdata.cli.common import listed
-from fmsdata.cli.outlook import mixture_of
+from fmsdata.cli.outlook import mixture_of, window_of
 from fmsdata.config.build import make_loader
 from fmsdata.config.sections import Config
 from fmsdata.core.stage import Stage
@@ -17,7 +17,6 @@ from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.run.shares import expected_tokens, leaves
 from fmsdata.stages.shard_reader import ShardReader
-from fmsdata.stages.shuffle import Shuffle
 from fmsdata.tasks.causal_lm import CausalLM
 
 PATIENCE = 20  # give up after this many times the samples that an epoch takes on average
@@ -76,7 +75,7 @@ class Audit:
 
     @property
     def _compared(self) -> int:
-        usual = min(max(2 * _window(self.data.lines) * self.data.lanes, LEAST_SAMPLES), MOST_SAMPLES)
+        usual = min(max(2 * window_of(self.data.lines) * self.data.lanes, LEAST_SAMPLES), MOST_SAMPLES)
         if self.samples is None:
             return usual
         return min(usual, self.samples) if self.epoch else self.samples
@@ -150,7 +149,7 @@ class Audit:
         report.checked.append(
             f"Epochs started: {', '.join(f'{source} {count}' for source, count in report.epochs_begun.items())}."
         )
-        window, lines = _window(self.data.lines), account.samples // self.data.lanes
+        window, lines = window_of(self.data.lines), account.samples // self.data.lanes
         if lines < window:
             report.not_checked.append(
                 f"Stops in later windows: each lane handed out about {lines} of the {window} lines of its first "
@@ -194,13 +193,14 @@ class Audit:
                     f"--epoch: source {late[0]!r} is never read completely, because of its weights or max_epochs; "
                     "remove it from the sources, or use --samples instead of --epoch"
                 )
-        return tokens // self.config.pack.seq_len + _window(self.data.lines) * self.data.lanes
+        return tokens // self.config.pack.seq_len + window_of(self.data.lines) * self.data.lanes
 
     def _configured(self, workers: int) -> testing.MakeLoader:
         """Loaders as configured, whose batches also name the origin of each sample."""
         settings = self.config.loader
         outputs = tuple(dict.fromkeys([*settings.outputs, "provenance", "epochs"]))
-        simple = {"num_workers": workers, "outputs": outputs, "prefetch": 1 if workers else 0, "pin_memory": False}
+        simple = {"num_workers": workers, "outputs": outputs, "prefetch": 1 if workers else 0}
+        simple |= {"pin_memory": False, "device": None}
         config = self.config.model_copy(update={"loader": settings.model_copy(update=simple)})
         return lambda rank, world_size: make_loader(config, self.data, rank=rank, world_size=world_size)
 
@@ -220,9 +220,3 @@ class Audit:
 def _readers(lines: Stage) -> dict[str, ShardReader]:
     """The readers below a stage, by the full names of their sources."""
     return {leaf.name: leaf.stage for leaf in leaves(lines) if isinstance(leaf.stage, ShardReader)}
-
-
-def _window(stage: Stage) -> int:
-    """The number of lines that a lane shuffles together."""
-    below = max((_window(child) for child in stage.children().values()), default=1)
-    return max(stage.window, below) if isinstance(stage, Shuffle) else below

@@ -1,6 +1,5 @@
 """`fmsdata bench`: how fast a configuration reads here, and whether a trainer would wait for it."""
 
-import multiprocessing
 import resource
 import sys
 import time
@@ -79,7 +78,7 @@ def bench(
         next(stream)
         first = time.perf_counter()
         waits, ends = _measure(stream, limit if batches is None else None, batches, step_seconds)
-        memory = {"before": before, "this process": _peak_memory(), "workers": _workers_memory()}
+        memory = {"before": before, "this process": _peak_memory(), "workers": _workers_memory(loader.worker_pids)}
     finally:
         loader.close()
     tokens = parsed.loader.batch_size * parsed.pack.seq_len
@@ -173,12 +172,12 @@ def _peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _workers_memory() -> list[int] | None:
+def _workers_memory(pids: list[int]) -> list[int] | None:
     """The peak resident memory of each worker process; None if the system does not report it."""
     peaks = []
-    for child in multiprocessing.active_children():
+    for pid in pids:
         try:
-            status = Path(f"/proc/{child.pid}/status").read_text()
+            status = Path(f"/proc/{pid}/status").read_text()
         except OSError:
             return None
         peaks += [1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")]

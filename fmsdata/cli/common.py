@@ -91,11 +91,13 @@ def parse_storage_options(given: list[str] | None) -> dict[str, Any]:
 def without_checkpoint(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The same overrides for a command that neither reads nor writes the run's checkpoints.
 
+    It decides itself how many batches it reads.
+
     >>> without_checkpoint({"seed": 1, "checkpoint.every": 10})
-    {'seed': 1, 'checkpoint': None}
+    {'seed': 1, 'checkpoint': None, 'loader.steps': None}
     """
     others = {key: value for key, value in overrides.items() if key.split(".")[0] != "checkpoint"}
-    return {**others, "checkpoint": None}
+    return {**others, "checkpoint": None, "loader.steps": None}
 
 
 def console() -> "Console":

@@ -3,22 +3,30 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations
 from typing import Any, cast
 
 from fmsdata.cli.common import short
 from fmsdata.config.build import make_task
 from fmsdata.config.sections import Config
-from fmsdata.planning.blocks import BLOCKS_PER_LANE, cut_blocks
+from fmsdata.core.stage import Stage
+from fmsdata.corpus.listing import counts_tell_apart
+from fmsdata.planning.blocks import cut_blocks
+from fmsdata.planning.drift import drift, lanes_within
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.run.shares import expected_tokens
 from fmsdata.stages.mixture import Mixture, stages_down_to_mixture
 from fmsdata.stages.pack import MODES
 from fmsdata.stages.shard_reader import CHUNK_DOCUMENTS, CHUNK_TOKENS, ShardReader
+from fmsdata.stages.shuffle import Shuffle
 
+LARGEST_DRIFT = 0.05  # of an epoch, above which a source is warned about
+LARGE_WINDOWS = 4 << 30  # bytes of the windows of a worker
+ROOM = 1.5  # remote shards take this much more than what the windows hold of them (docs/cloud.md)
 MANY_EPOCHS = 4.5  # the usual rule: up to 4 epochs are almost as good as new data
 SPAN_BYTES = 56  # a row of a table of spans
 DOCUMENT_BYTES = 400  # a document in progress, with everything that is kept for it
-COPIES = 5  # of a window's table while it is built
+KEPT, BUILT = 1.3, 2.0  # memory of a window: in each lane, and in addition while one is built
 
 
 def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: int) -> dict[str, Any]:
@@ -27,11 +35,20 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
     readers: dict[str, Any] = dict(mixture.sources)
     tokens = tokens or sum(reader.size().tokens for reader in readers.values())
     taken = expected_tokens(mixture, tokens)
-    sources = {name: _source(reader, mixture, data.lanes, taken[name], tokens) for name, reader in readers.items()}
     lanes_per_rank = len(data.lanes_of(0, world_size))
-    line = config.pack.seq_len + make_task(config).extra_tokens
+    sources = {
+        name: {
+            **_source(reader, mixture, data.lanes, taken[name], tokens),
+            **_drift(reader, data.lanes, world_size),
+            "notes": list(reader.counts.notes),
+        }
+        for name, reader in readers.items()
+    }
+    line, window = config.pack.seq_len + make_task(config).extra_tokens, window_of(data.lines)
+    lanes_per_worker = math.ceil(lanes_per_rank / max(1, config.loader.num_workers))
     is_remote = any(reader.path.local is None for reader in readers.values())
     prefetched = config.storage.prefetch_bytes if is_remote else 0
+    windows = _windows(sources, line, window, lanes_per_worker)
     report = {
         "seed": data.seed,
         "lanes": data.lanes,
@@ -45,14 +62,31 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
         "phases": [{"until_tokens": phase.until_tokens, "shares": dict(phase.weights)} for phase in mixture.all_phases],
         "lines": {
             "tokens": line,
-            "window": config.shuffle.window,
+            "window": window,
+            "window_is_automatic": config.shuffle.window == "auto",
             "padded": not MODES[config.pack.mode].fills_lines,
-            "samples_between_neighbouring_lines": _distance(config.shuffle.window) * data.lanes,
+            "samples_between_neighbouring_lines": _distance(window) * data.lanes,
+            "samples_of_a_rank_between_neighbouring_lines": _distance(window) * lanes_per_rank,
         },
-        "memory_per_worker_bytes": _memory(config, sources, line, lanes_per_rank) + prefetched,
+        "drift": {
+            "largest": max(source["drift"] for source in sources.values()),
+            "bound": LARGEST_DRIFT,
+            "proposed_lanes": min(
+                (source["proposed_lanes"] for source in sources.values() if source["proposed_lanes"]), default=None
+            ),
+        },
+        "windows_per_worker_bytes": windows,
+        "memory_per_worker_bytes": windows + _memory(config, sources, line, lanes_per_worker) + prefetched,
         "remote_shards_per_worker_bytes": prefetched,
+        "remote_shards_in_windows_bytes": _remote_in_windows(readers, sources, line * window * lanes_per_worker),
     }
     return {**report, "warnings": list(_warnings(report, mixture))}
+
+
+def window_of(stage: Stage) -> int:
+    """The longest window of a pipeline; 1 without a shuffle."""
+    below = max(map(window_of, stage.children().values()), default=1)
+    return max(stage.window, below) if isinstance(stage, Shuffle) else below
 
 
 def mixture_of(data: Rescalable) -> Mixture:
@@ -78,6 +112,17 @@ def _source(reader: ShardReader, mixture: Mixture, lanes: int, taken: float, tok
     }
 
 
+def _drift(reader: ShardReader, lanes: int, world_size: int) -> dict[str, Any]:
+    """How far lanes are apart at the end of an epoch, and the lanes that would keep it within the bound."""
+    far = drift(reader.counts, lanes, reader.block_tokens)
+    proposed = None
+    if far > LARGEST_DRIFT:
+        proposed = lanes_within(
+            reader.counts, reader.block_tokens, bound=LARGEST_DRIFT, below=lanes, world_size=world_size
+        )
+    return {"drift": far, "proposed_lanes": proposed}
+
+
 def _lines(config: Config, sources: Mapping[str, Any], length: int) -> float:
     """The number of lines that the tokens fill, with BOS and EOS, and without padding."""
     documents, pack = config.documents, config.pack
@@ -91,17 +136,32 @@ def _distance(window: int) -> float:
     return max(1.0, (window + 1) / 3)
 
 
-def _memory(config: Config, sources: Mapping[str, Any], line: int, lanes: int) -> int:
-    """Roughly the bytes that a worker (or the trainer, if none) needs besides mapped shards."""
-    workers = max(1, config.loader.num_workers)
+def _windows(sources: Mapping[str, Any], line: int, window: int, lanes: int) -> int:
+    """Roughly the bytes of the windows of some lanes, while one of them is built."""
     read = [source for source in sources.values() if source["share_of_all"]]
-    documents = sum(
-        min(CHUNK_DOCUMENTS, 1 + CHUNK_TOKENS / source["mean_document"], source["documents"]) for source in read
-    )
     spans = line * sum(source["share_of_all"] / source["mean_document"] for source in read) + 1
-    per_lane = documents * DOCUMENT_BYTES + config.shuffle.window * spans * SPAN_BYTES * COPIES
+    return int(window * spans * SPAN_BYTES * (KEPT * lanes + BUILT))
+
+
+def _memory(config: Config, sources: Mapping[str, Any], line: int, lanes: int) -> int:
+    """Roughly the bytes that a worker (or the trainer, if none) needs besides windows and mapped shards."""
+    documents = sum(
+        min(CHUNK_DOCUMENTS, 1 + CHUNK_TOKENS / source["mean_document"], source["documents"])
+        for source in sources.values()
+        if source["share_of_all"]
+    )
     batch = config.loader.batch_size * line * 16
-    return int(per_lane * math.ceil(lanes / workers) + batch * (config.loader.prefetch + 2))
+    return int(documents * DOCUMENT_BYTES * lanes + batch * (config.loader.prefetch + 2))
+
+
+def _remote_in_windows(readers: Mapping[str, ShardReader], sources: Mapping[str, Any], tokens: int) -> int:
+    """The bytes of remote shards that this many tokens of the mix come from."""
+    return int(
+        sum(
+            tokens * sources[name]["share_of_all"] * reader.remote_bytes / max(1, sources[name]["tokens"])
+            for name, reader in readers.items()
+        )
+    )
 
 
 def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
@@ -143,11 +203,26 @@ def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
             f"fewer blocks than the {lanes:,} lanes: {found}; the lanes start in different epochs of these sources, so "
             "their documents repeat early; use fewer lanes or more documents"
         )
-    if found := those(
-        lambda _, source: lanes <= source["blocks"] < BLOCKS_PER_LANE * lanes / 4,
-        lambda source: f"{source['blocks'] / lanes:.1f}",
-    ):
-        yield f"few blocks per lane: {found}; some lanes start the next epoch well before others finish this one"
+    if found := those(_drifts(lanes), _describe_drift):
+        yield (
+            "lanes finish an epoch at different times, so part of an epoch's worth of tokens is already of the next "
+            f"epoch: {found}; use fewer lanes or more documents"
+        )
+    if report["windows_per_worker_bytes"] > LARGE_WINDOWS:
+        yield (
+            f"the shuffle windows of {report['lines']['window']:,} lines take about "
+            f"{report['windows_per_worker_bytes'] / 1e9:.1f} GB per worker; set shuffle.distance or shuffle.window, "
+            "or use more ranks or fewer lanes"
+        )
+    if (needed := ROOM * report["remote_shards_in_windows_bytes"]) > report["remote_shards_per_worker_bytes"]:
+        yield (
+            f"the shuffle windows of a worker hold {short(needed / ROOM)}B of remote shards, which does not fit into "
+            f"storage.prefetch_bytes ({short(report['remote_shards_per_worker_bytes'])}B): blocks are fetched again "
+            f"and again; set it to {math.ceil(needed / 1e6):,}MB, or set a smaller shuffle.distance or shuffle.window"
+        )
+    for name, source in sources.items():
+        yield from (f"source {name!r}: {note}" for note in source["notes"])
+    yield from _doubled_sources(readers)
     for folder, count in Counter(str(reader.path) for reader in readers.values()).items():
         if count > 1:
             yield f"{count} sources read {folder}: each reads all of its documents once per epoch"
@@ -166,3 +241,34 @@ def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
         yield f"the last phase starts or ends after {short(last)} tokens; this report covers only {short(tokens)}"
     if report["same_stream_at_world_sizes"] == [1, lanes] and lanes > 2:
         yield f"lanes={lanes} is prime: the stream is the same only on 1 and on {lanes} ranks; use 192, 720 or 2520"
+
+
+def _drifts(lanes: int) -> Callable[[str, Any], bool]:
+    """Whether a source drifts too far in a run that reaches the end of an epoch of it."""
+
+    def check(_: str, source: Any) -> bool:
+        reaches_end = source["epochs"] + source["drift"] >= 1
+        return bool(reaches_end and source["drift"] > LARGEST_DRIFT and source["blocks"] >= lanes)
+
+    return check
+
+
+def _describe_drift(source: Any) -> str:
+    better = source["proposed_lanes"]
+    return f"{source['drift']:.0%}" + (f", below {LARGEST_DRIFT:.0%} with {better:,} lanes" if better else "")
+
+
+def _doubled_sources(readers: Mapping[str, ShardReader]) -> Iterator[str]:
+    """Sources whose folders are copies of one another, or inside one another."""
+    for first, second in combinations(readers, 2):
+        one, two = readers[first], readers[second]
+        if one.path.url == two.path.url:
+            continue
+        if one.counts.digest == two.counts.digest and counts_tell_apart(one.counts):
+            yield f"sources {first!r} and {second!r} have the same shards, by names and counts: one may be a copy"
+        for outer, inner in ((one, two), (two, one)):
+            if f"{inner.path.absolute().url}/".startswith(f"{outer.path.absolute().url}/"):
+                yield (
+                    f"{inner.path} is a folder inside another source, {outer.path}: "
+                    "both read its documents; name the folders beside it instead"
+                )

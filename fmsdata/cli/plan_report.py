@@ -111,8 +111,15 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     yield (
         "distance",
-        f"neighbouring lines are {lines['samples_between_neighbouring_lines']:,.0f} samples apart on average "
+        f"neighbouring lines are {lines['samples_between_neighbouring_lines']:,.0f} samples apart on average, "
+        f"{lines['samples_of_a_rank_between_neighbouring_lines']:,.0f} of a rank "
         f"(windows of {counted(lines['window'], 'line')} in {counted(report['lanes'], 'lane')})",
+    )
+    name, source = max(report["sources"].items(), key=lambda item: float(item[1]["drift"]))
+    yield (
+        "drift",
+        f"when an epoch's worth of {name!r} was read, {source['drift']:.1%} of it is already of the next epoch"
+        + ("; less of the other sources" if len(report["sources"]) > 1 else ""),
     )
     prefetched = report["remote_shards_per_worker_bytes"]
     yield (

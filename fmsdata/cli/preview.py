@@ -21,7 +21,12 @@ from fmsdata.cli.common import (
 from fmsdata.errors import ConfigError
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
-IN_THIS_PROCESS: dict[str, Any] = {"loader.num_workers": 0, "loader.prefetch": 0, "loader.pin_memory": False}
+IN_THIS_PROCESS: dict[str, Any] = {
+    "loader.num_workers": 0,
+    "loader.prefetch": 0,
+    "loader.pin_memory": False,
+    "loader.device": None,
+}
 
 
 def preview(

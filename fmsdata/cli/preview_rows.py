@@ -26,6 +26,10 @@ class WithLines:
     def extra_tokens(self) -> int:
         return self.task.extra_tokens
 
+    @property
+    def causal(self) -> bool:
+        return getattr(self.task, "causal", True)
+
     def __call__(self, batch: Batch) -> dict[str, Any]:
         return {LINES: batch, **self.task(batch)}
 

@@ -113,8 +113,8 @@ def _checkpoints(config: "Config", path: str | None) -> "Checkpoints | None":
     from fmsdata.run.checkpoints import Checkpoints
 
     if path is None:
-        return make_checkpoints(config)
-    named = Checkpoints(path, storage_options=options_for(config, path), storage=config.storage)
+        return make_checkpoints(config, read_only=True)
+    named = Checkpoints(path, read_only=True, storage_options=options_for(config, path), storage=config.storage)
     if not any(map(named.is_complete, named.steps())):
         raise CheckpointError(f"{path}: no complete checkpoint there; check --checkpoint")
     return named

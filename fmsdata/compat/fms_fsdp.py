@@ -117,9 +117,8 @@ def get_dummy_loader(cfg: Any, rank: int, world_size: int) -> "DataLoader[Any]":
 class Loader(StatefulDataLoader):
     """A StatefulDataLoader with fms-fsdp's batches, and the methods that its Checkpointer calls."""
 
-    def __iter__(self) -> Iterator[Any]:
-        for made in super().__iter__():
-            yield made["batch"]
+    def _next_batch(self) -> Any:
+        return super()._next_batch()["batch"]
 
     @property
     def dataset(self) -> "Loader":

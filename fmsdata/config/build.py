@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
 from fmsdata.config.read import read_config
 from fmsdata.config.sections import Config, DocumentsConfig, PhaseConfig, SourceConfig
 from fmsdata.core.checks import suggestion
+from fmsdata.corpus.listing import find_shards, is_leftover
 from fmsdata.errors import DataError
 from fmsdata.formats import SUFFIXES
 from fmsdata.loader.loader import StatefulDataLoader
@@ -30,26 +34,39 @@ def build_loader(
     *,
     rank: int | None = None,
     world_size: int | None = None,
+    mesh: DeviceMesh | None = None,
+    process_group: ProcessGroup | None = None,
+    read_only: bool = False,
 ) -> StatefulDataLoader:
     """The loader that a dict or a YAML file describes.
+
+    With `read_only` it resumes as the run would, and writes and removes no checkpoint.
 
     >>> loader = build_loader("configs/demo.yaml", {"loader.batch_size": 4}, rank=0, world_size=1)     # doctest: +SKIP
     """
     parsed = read_config(config, overrides)
-    return make_loader(parsed, build_data(parsed), rank=rank, world_size=world_size)
+    ranks: Any = {"rank": rank, "world_size": world_size, "mesh": mesh, "process_group": process_group}
+    return make_loader(parsed, build_data(parsed), read_only=read_only, **ranks)
 
 
 def make_loader(
-    config: Config, data: Rescalable, *, rank: int | None = None, world_size: int | None = None
+    config: Config,
+    data: Rescalable,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    read_only: bool = False,
+    **ranks: Any,
 ) -> StatefulDataLoader:
     """The loader that a configuration describes, over stages already built from it."""
     return StatefulDataLoader(
         data,
         **dict(config.loader),
         task=make_task(config),
-        checkpoint=make_checkpoints(config),
+        checkpoint=make_checkpoints(config, read_only=read_only),
         rank=rank,
         world_size=world_size,
+        **ranks,
     )
 
 
@@ -64,7 +81,7 @@ def build_data(config: Config) -> Rescalable:
         eol=pack.eol,
         pad=pack.pad,
     )
-    return Rescalable(Shuffle(lines, window=config.shuffle.window), lanes=config.lanes, seed=config.seed)
+    return Rescalable(Shuffle(lines, **dict(config.shuffle)), lanes=config.lanes, seed=config.seed)
 
 
 def make_task(config: Config) -> Task:
@@ -72,13 +89,13 @@ def make_task(config: Config) -> Task:
     return task_from(config.task)
 
 
-def make_checkpoints(config: Config) -> Checkpoints | None:
+def make_checkpoints(config: Config, *, read_only: bool = False) -> Checkpoints | None:
     """The folder of checkpoints that a configuration names."""
     if config.checkpoint is None:
         return None
     section = dict(config.checkpoint)
     options = options_for(config, section["path"])
-    return Checkpoints(**{**section, "storage_options": options, "storage": config.storage})
+    return Checkpoints(**{**section, "storage_options": options, "storage": config.storage}, read_only=read_only)
 
 
 def options_for(config: Config, path: str) -> dict[str, Any] | None:
@@ -165,14 +182,16 @@ def _source_paths(root: Location, sources: Mapping[str, SourceConfig] | None) ->
 
 def _folders_with_shards(root: Location) -> dict[str, Location]:
     if root.local is not None:
-        shards = root.names(SUFFIXES)
+        shards = find_shards(root).names
         found = sorted({shard.partition("/")[0] for shard in shards if "/" in shard})
         loose = [shard for shard in shards if "/" not in shard]
     else:
         folders = [name for name in root.folders() if not name.startswith(".")]
-        loose = [file.name for file in root.level().files if file.name.endswith(SUFFIXES)]
+        loose = [
+            file.name for file in root.level().files if file.name.endswith(SUFFIXES) and not is_leftover(file.name)
+        ]
         root = root.listed(*folders)
-        found = [name for name in folders if (root / name).names(SUFFIXES)]
+        found = [name for name in folders if find_shards(root / name).names]
     if found and loose:
         raise DataError(f"{root}: {loose[0]} is in no source; move it into a folder, or name the `sources`")
     if not found:

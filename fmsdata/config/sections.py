@@ -35,9 +35,10 @@ from fmsdata.config.values import (
     Weight,
     Weights,
     Whole,
+    Window,
     collected,
 )
-from fmsdata.core.checks import suggestion
+from fmsdata.core.checks import suggestion, unnamed
 from fmsdata.core.options import Mode
 from fmsdata.storage.settings import CacheSettings, SettingKind, Storage
 
@@ -120,10 +121,10 @@ class PackConfig(Section):
     eol: Whole | None = None
     """A token to end each line with."""
     pad: Whole | None = None
-    """The token that fills up lines; required for mode `pad`, and only allowed there."""
+    """The token that fills up lines; required for mode `pad`, and ignored by mode `split`."""
 
     @model_validator(mode="after")
-    def _pad_belongs_to_mode(self) -> "PackConfig":
+    def _padding_needs_a_token(self) -> "PackConfig":
         from fmsdata.stages.pack import check_pad  # the stages import torch; describing a configuration must not
 
         with collected():
@@ -134,8 +135,20 @@ class PackConfig(Section):
 class ShuffleConfig(Section):
     """How lines are shuffled."""
 
-    window: Positive = 256
-    """The number of lines of a lane that are shuffled together; 1 keeps their order."""
+    window: Window = "auto"
+    """The number of lines of a lane that are shuffled together; 1 keeps their order.
+
+    `auto`: three times `distance`, but at most an eighth of what a lane reads in an epoch."""
+    distance: Positive | None = None
+    """How many samples apart two neighbouring lines of a lane shall be on average; by default 10,000.
+
+    For window `auto`. It holds at one lane per rank; with more lanes they are further apart."""
+
+    @model_validator(mode="after")
+    def _window_or_distance(self) -> "ShuffleConfig":
+        if self.window != "auto" and self.distance is not None:
+            raise ValueError("`window` is a number, so `distance` has no effect; give one of the two")
+        return self
 
 
 class PhaseConfig(Section):
@@ -146,7 +159,7 @@ class PhaseConfig(Section):
 
     Only the last phase may leave this out, and then it never ends."""
     weights: Weights = None
-    """A number for each source that is read in this phase (the others are not read), or `natural`.
+    """A number for every source (0: it is not read in this phase), or `natural`.
 
     By default the sources' own weights."""
     temperature: Temperature | None = None
@@ -162,14 +175,24 @@ class LoaderConfig(Section):
     """Worker processes that read, on each rank. Tokenized data needs none."""
     outputs: Annotated[tuple[str, ...], AS_LIST, Field(json_schema_extra=ONE_OF_OUTPUTS)] = ()
     """Fields of a batch in addition to those of the task."""
+    padding_segment: bool | None = None
+    """Whether padding is a segment of its own in `cu_seqlens`; by default only if the task is not causal."""
     prefetch: Whole = 4
     """Batches that a thread prepares ahead; 0: each batch is made when it is requested."""
     pin_memory: bool = False
-    """Copy batches into pinned memory."""
+    """Copy batches into pinned memory. With `device` that is not needed."""
+    device: Text | None = None
+    """The device that batches are copied to ahead of the trainer, such as `cuda`; by default none."""
     persistent_workers: bool = True
     """Keep the workers after an iteration has ended."""
     multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = None
-    """How workers are started; by default as on this system."""
+    """How workers are started; by default from a fork server."""
+    stall_warning: Seconds = 30.0
+    """Seconds without a batch after which the loader warns, and says what it waits for."""
+    stall_timeout: Seconds | None = None
+    """Seconds without a batch after which the loader raises an error; by default it waits."""
+    steps: Positive | None = None
+    """Steps after which an iteration ends, and the loader's length; null: it never ends."""
 
     @field_validator("outputs")
     @classmethod
@@ -228,6 +251,8 @@ class CheckpointConfig(Section):
     """Steps between checkpoints; null: only when `loader.save()` is called."""
     keep: Positive | None = 3
     """The number of complete checkpoints to keep; null: all."""
+    step: Whole | None = None
+    """Go back to this step, once; null: resume from the newest."""
     on_sigterm: bool = False
     """Also save on SIGTERM, which schedulers send before they end a job."""
     storage_options: Annotated[dict[str, Any] | None, Field(repr=False)] = None
@@ -349,9 +374,11 @@ def _phase_errors(
         if isinstance(phase.weights, dict):
             if not any(phase.weights.values()):
                 yield (index, "weights"), "no source has a weight above 0, so there is nothing to read"
-            for name in phase.weights:
-                if sources is not None and name not in sources:
-                    yield (index, "weights", name), f"no such source; {suggestion(name, sources)}"
+            unknown = [name for name in phase.weights if sources is not None and name not in sources]
+            for name in unknown:
+                yield (index, "weights", name), f"no such source; {suggestion(name, sources or ())}"
+            if not unknown and (missing := unnamed(sources or (), phase.weights)):
+                yield (index, "weights"), missing
         if phase.temperature is not None and not (
             phase.weights == "natural" or (phase.weights is None and _natural(sources))
         ):

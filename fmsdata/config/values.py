@@ -87,6 +87,13 @@ Weights: TypeAlias = Annotated[
     ],
     Discriminator(_kind_of_weights),
 ]
+Window: TypeAlias = Annotated[
+    Positive | Literal["auto"],
+    _must_be(
+        "a number of lines (1 or more), or the word auto",
+        lambda value: value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1),
+    ),
+]
 Temperature: TypeAlias = Annotated[float, Field(gt=0)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 TASK = _must_be(

@@ -20,6 +20,7 @@ TAG = "tag:yaml.org,2002:"
 NUMBER = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$")
 PLACEHOLDER = re.compile(r"\$\$\{|\$\{(?:env:(\w+)(?::-([^}]*))?\})?")
 NOWHERE = Place("")
+ALIASED = 10_000  # values of a file beyond one per letter; aliases of aliases of lists can stand for any number
 BROKEN = object()  # the value of a node whose problem is reported already
 
 
@@ -195,6 +196,7 @@ class _Text:
     def __init__(self, file: str, text: str, problems: list[Problem]) -> None:
         self._file, self._text, self._problems = file, text, problems
         self._open: list[yaml.Node] = []
+        self._converted = 0
 
     def tree(self) -> Node:
         try:
@@ -220,6 +222,9 @@ class _Text:
     def _convert(self, node: yaml.Node, place: Place, name: str) -> Node:
         if any(node is parent for parent in self._open):
             raise ConfigError(f"{self._place(node)}: the anchor here contains itself")
+        self._converted += 1
+        if self._converted > len(self._text) + ALIASED:
+            raise ConfigError(f"{self._place(node)}: the aliases (*name) in this file stand for too many values")
         self._open.append(node)
         try:
             if not isinstance(node, yaml.ScalarNode) and node.tag not in (f"{TAG}map", f"{TAG}seq"):

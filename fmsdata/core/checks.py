@@ -42,6 +42,35 @@ def rate(name: str, value: Any) -> float:
     return float(value)
 
 
+def flag(name: str, value: Any) -> bool:
+    """A switch, which is True or False and nothing else."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}; it must be true or false")
+    return value
+
+
+def unnamed(sources: Iterable[str], weights: Iterable[str]) -> str | None:
+    """Why the weights of a phase are refused that leave out some of the sources.
+
+    A source that is left out would silently stop.
+
+    >>> unnamed(["code", "web", "wiki"], {"web": 1})
+    "no weight for 'code', 'wiki': write `code: 0, wiki: 0` to stop them in this phase"
+    """
+    missing = sorted(set(sources) - set(weights))
+    if not missing:
+        return None
+    names, zeros = ", ".join(map(repr, missing)), ", ".join(f"{name}: 0" for name in missing)
+    return f"no weight for {names}: write `{zeros}` to stop {'it' if len(missing) == 1 else 'them'} in this phase"
+
+
+def seconds(name: str, value: Any) -> float:
+    """A duration, which must be above zero."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise ConfigError(f"{name} is {value!r}; it must be a number of seconds above zero")
+    return float(value)
+
+
 def byte_count(text: str) -> int | None:
     """A number of bytes as people write it; None if the text is not one.
 

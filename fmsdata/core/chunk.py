@@ -92,7 +92,7 @@ class Chunk:
         """Insert a token before the items at `where`. It belongs to the document that follows it."""
         first = self.first + offsets(where)
         heads = first[:-1][where]
-        chunk = self._with(first, heads, Buffer(constant(token)), INSERTED)
+        chunk = self._with_inserted(first, heads, heads + 1, token)
         chunk.spans[heads, BEGINS] = chunk.spans[heads + 1, BEGINS]
         chunk.spans[heads + 1, BEGINS] = 0
         return chunk
@@ -103,8 +103,8 @@ class Chunk:
         taken = where & (self.spans[:, TAIL].take(last) > 0)
         if taken.any():  # a tail behind a tail is a span of its own
             first = self.first + offsets(taken)
-            grown = self._with(first, first[1:][taken] - 1, Buffer(constant(token)), INSERTED)
-            return grown.with_tails(where & ~taken, token)
+            tails = first[1:][taken] - 1
+            return self._with_inserted(first, tails, tails - 1, token).with_tails(where & ~taken, token)
         spans = self.spans.copy()
         spans[last[where], TAIL] = token + 1
         spans[last[where], LENGTH] += 1
@@ -120,6 +120,17 @@ class Chunk:
         chunk.spans[tails, LENGTH] = missing[short]
         chunk.spans[tails, BEGINS] = 1
         return chunk
+
+    def _with_inserted(self, first: Ints, places: Ints, owners: Ints, token: int) -> "Chunk":
+        """The same spans with an inserted token at each of these indices.
+
+        It has the source of the span at `owners`, because it may be alone in its line.
+        """
+        names = {name: number for number, name in enumerate(dict.fromkeys(buffer.source for buffer in self.buffers))}
+        number = np.array([names[buffer.source] for buffer in self.buffers], np.int64)
+        chunk = self._with(first, places, Buffer(constant(token)), INSERTED)
+        chunk.spans[places, BUFFER] = len(self.buffers) + number.take(chunk.spans[owners, BUFFER])
+        return Chunk([*self.buffers, *(Buffer(constant(token), name) for name in names)], chunk.spans, chunk.first)
 
     def _with(self, first: Ints, places: Ints, buffer: Buffer, kind: int) -> "Chunk":
         """The same spans with one more at each of these indices."""
@@ -266,7 +277,7 @@ class Item:
                 buffers.append(_renewed(self.chunk.buffers[buffer], new))
             if tail:
                 spans.append([len(buffers), place + stored, 1, INSERTED, 0, 0 if stored else begins, 0])
-                buffers.append(Buffer(new))
+                buffers.append(Buffer(new, self.chunk.buffers[buffer].source))
             place += length
         return Chunk(buffers, np.array(spans, np.int64), np.array([0, len(spans)], np.int64))
 

@@ -7,5 +7,16 @@ without importing torch.
 from typing import Literal
 
 Mode = Literal["split", "pad"]  # how lines are packed
-OUTPUT_NAMES = ("document_ids", "position_ids", "cu_seqlens", "provenance", "epochs")  # extra fields of a batch
+# Extra fields of a batch.
+OUTPUT_NAMES = (
+    "document_ids",
+    "position_ids",
+    "cu_seqlens",
+    "max_seqlen",
+    "source_ids",
+    "label_document_ids",
+    "label_source_ids",
+    "provenance",
+    "epochs",
+)
 LARGEST_WEIGHT = 1e30  # of a source

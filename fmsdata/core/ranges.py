@@ -2,7 +2,8 @@
 
 A request costs as much as some thousand bytes, so ranges with a small gap between them become one.
 `worth_bridging` is the rule, for numbers and for arrays. `merge` applies it to a list of ranges in
-any order. `join` builds the ranges of long arrays whose caller decides where to cut.
+any order. `join` builds the ranges of long arrays whose caller decides where to cut. `inside` checks
+ranges that come from a file against its bounds.
 """
 
 from collections.abc import Iterable
@@ -21,6 +22,22 @@ class Range(NamedTuple):
 
     start: int
     stop: int
+
+
+def inside(start: Ints, length: Ints, size: int | Ints) -> bool:
+    """Whether all ranges lie in something of this size, or of these sizes.
+
+    The one way to check numbers of a file before they are used. They are compared as unsigned
+    numbers, and no sum of two is formed: a negative one is too large, and nothing wraps around.
+
+    >>> inside(np.array([0, 3]), np.array([3, 5]), 8), inside(np.array([0, 3]), np.array([3, 6]), 8)
+    (True, False)
+    >>> inside(np.array([1 << 62]), np.array([-(1 << 62)]), 8)
+    False
+    """
+    whole: Any = size if isinstance(size, int) else size.view(np.uint64)
+    first = start.view(np.uint64)
+    return not np.count_nonzero((first > whole) | (length.view(np.uint64) > whole - first))
 
 
 @overload

@@ -26,7 +26,10 @@ UNFINISHED = 4  # the part does not end with the stored document: no EOS belongs
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """An array of tokens, and where they come from. Inserted tokens have no source."""
+    """An array of tokens, and where they come from.
+
+    Inserted tokens are in no shard, and have the source of their document. Padding has none.
+    """
 
     tokens: StoredTokens
     source: str = ""

@@ -3,6 +3,7 @@
 A stage is a recipe; its iterator holds the state. Never the two in one object.
 """
 
+import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -73,6 +74,34 @@ class Stage(IterableDataset[Item]):
         """Documents and tokens of one epoch."""
         sizes = [stage.size() for stage in self.children().values()]
         return Size(sum(size.documents for size in sizes), sum(size.tokens for size in sizes))
+
+    def epoch_items(self) -> int:
+        """About how many items one epoch has, according to the counts; 0 if that is unknown."""
+        children = self.children().values()
+        return sum(stage.epoch_items() for stage in children) if children else self.size().documents
+
+    def settled(self, lanes: int, saved: State | None = None) -> "Stage":
+        """The stage as a run with this many lanes reads it: parameters left to choose have a value.
+
+        `saved` is the description of the stage in a saved state. What was chosen when it was saved
+        stays. A stage with several stages below overrides this to settle each of them.
+        """
+        below = getattr(self, "below", None)
+        if not isinstance(below, Stage):
+            return self
+        settled = below.settled(lanes, self.saved_child(saved, "below"))
+        if settled is below:
+            return self
+        stage = copy.copy(self)
+        stage.below = settled
+        return stage
+
+    def saved_child(self, saved: State | None, name: str) -> State | None:
+        """The description of a stage below, in a saved description of this stage."""
+        if not isinstance(saved, Mapping) or saved.get("stage") != type(self).__name__:
+            return None
+        children = saved.get("children")
+        return children.get(name) if isinstance(children, Mapping) else None
 
     def ends(self) -> bool:
         """Whether the items come to an end. Only a source that is mixed with an endless one may end."""

@@ -1,7 +1,14 @@
-"""State: plain data from which an iterator continues, and how it is read back."""
+"""State: plain data from which an iterator continues, and how it is read back.
 
+A state comes from a file, so nothing in it is trusted. `number`, `part` and `parse` read it value by
+value, and stages check what they know: that a document is in its block, or a line in its window. What
+is left becomes an error of the state at one outer place, `Restoring`.
+"""
+
+import json
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from types import TracebackType
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -9,6 +16,55 @@ from fmsdata.core.keys import key_of
 from fmsdata.errors import StateError
 
 State: TypeAlias = dict[str, Any]
+EDITED = "the state is damaged or was edited"
+SHOWN = 200  # characters of a wrong value in a message
+# What reading plain data of the wrong kind raises.
+DAMAGE = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
+
+
+class Restoring:
+    """A context in which errors that a damaged state can cause become a `StateError` that names it.
+
+    >>> with Restoring("the state of lane 3"):
+    ...     {}["block"]
+    Traceback (most recent call last):
+    ...
+    fmsdata.errors.StateError: the state of lane 3 can't be used: KeyError('block')
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        if isinstance(error, StateError):
+            raise StateError(f"{self._what} can't be used: {error}") from None
+        if isinstance(error, DAMAGE):
+            raise StateError(f"{self._what} can't be used: {shown(error)}") from error
+
+
+def shown(value: Any) -> str:
+    """A wrong value, for a message: what is in a damaged file may be long."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def parse(text: Any, what: str) -> State:
+    """The data in a JSON text of a saved state."""
+    try:
+        data = json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise StateError(f"{what} is not JSON: it is damaged or was edited")
+    return data
+
+
+def is_count(value: Any) -> TypeGuard[int]:
+    """Whether this is a whole number that can count something."""
+    return type(value) is int and 0 <= value < 1 << 62
 
 
 def number(state: State | None, name: str) -> int:
@@ -16,8 +72,8 @@ def number(state: State | None, name: str) -> int:
     if state is None:
         return 0
     value = state.get(name) if isinstance(state, Mapping) else None
-    if type(value) is not int or not 0 <= value < 1 << 62:
-        raise StateError(f"{name!r} is {value!r}, expected a count: the state is damaged or was edited")
+    if not is_count(value):
+        raise StateError(f"{name!r} is {shown(value)}, expected a count: {EDITED}")
     return value
 
 
@@ -25,7 +81,7 @@ def signed_number(state: State | None, name: str) -> int:
     """A number in a saved state that may be negative; 0 without a state."""
     value = 0 if state is None else state.get(name) if isinstance(state, Mapping) else None
     if type(value) is not int or not abs(value) < 1 << 62:
-        raise StateError(f"{name!r} is {value!r}, expected a number: the state is damaged or was edited")
+        raise StateError(f"{name!r} is {shown(value)}, expected a number: {EDITED}")
     return value
 
 
@@ -35,7 +91,7 @@ def part(state: State | None, name: str) -> State | None:
         return None
     value = state.get(name) if isinstance(state, Mapping) else None
     if not isinstance(value, dict):
-        raise StateError(f"{name!r} is {value!r}, expected a state: the state is damaged or was edited")
+        raise StateError(f"{name!r} is {shown(value)}, expected a state: {EDITED}")
     return value
 
 

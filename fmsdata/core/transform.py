@@ -7,7 +7,7 @@ from fmsdata.core.iterator import StageIterator
 from fmsdata.core.keys import key_of, mix
 from fmsdata.core.lane import Lane
 from fmsdata.core.state import State, number, part
-from fmsdata.errors import StageError
+from fmsdata.errors import StageError, StateError
 
 if TYPE_CHECKING:
     from fmsdata.core.stage import Stage
@@ -41,7 +41,12 @@ class TransformIterator(StageIterator):
             items: list[Item] = []
             self._read = len(chunk)
             for i, item in enumerate(chunk):
-                outputs = self._transform(item)[self._skip if i == 0 else 0 :]
+                outputs = self._transform(item)
+                if i == 0 and self._skip:
+                    if self._skip > len(outputs):
+                        name = type(self._stage).__name__
+                        raise StateError(f"'skip' is {self._skip}, but {name} makes only {len(outputs)} of this item")
+                    outputs = outputs[self._skip :]
                 items += outputs
                 self._parents += [i] * len(outputs)
             if items:

@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from fmsdata.core.ranges import Range
 from fmsdata.corpus.counts_csv import Count, find_counts
-from fmsdata.errors import CountsError, DataError
+from fmsdata.corpus.listing import list_shards, note_of_copies, note_of_skipped
+from fmsdata.errors import CountsError
 from fmsdata.formats import SUFFIXES, open_shard, read_layout
 from fmsdata.planning.counts import Counts
 from fmsdata.prefetch.range_queue import drive
@@ -37,8 +37,10 @@ def read_counts(folder: str | os.PathLike[str] | Location, column: str | None = 
     ('part-0.arrow', 'part-1.arrow')
     """
     folder = Location(folder).listed()
-    shards = list_shards(folder).names
+    listed = list_shards(folder)
+    shards = listed.names
     counts, root = find_counts(folder, shards)
+    unlisted = [shard for shard in shards if shard not in counts] if root is not None else []
     # A shard with 0 documents according to the CSV would never be opened, so its count would never be checked.
     uncertain = [shard for shard in shards if counts.get(shard, (0, 0))[0] == 0]
     if uncertain:
@@ -48,29 +50,18 @@ def read_counts(folder: str | os.PathLike[str] | Location, column: str | None = 
                     f"{folder}: counts say 0 documents in {shard} but the file holds {count[0]}; "
                     f"run `fmsdata index` to rebuild the counts (they are in {root}/meta)"
                 )
+    notes = list(filter(None, [note_of_copies(folder, shards, counts)]))
+    if listed.skipped:
+        notes.append(note_of_skipped(listed.skipped))
+    if unlisted:
+        notes.append(
+            f"the counts in {root}/meta lack {len(unlisted):,} of the {len(shards):,} shards, such as {unlisted[0]}: "
+            f"these are counted from the files at every start; run `fmsdata index {root}` once instead"
+        )
+    for note in notes:
+        log.warning("%s: %s", folder, note)
     pairs = np.array([counts[shard] for shard in shards], np.int64)
-    return Counts(tuple(shards), pairs[:, 0], pairs[:, 1], None if root is None else str(root))
-
-
-class ShardList(NamedTuple):
-    """The shards of a source, sorted by name."""
-
-    names: list[str]
-    entries: tuple[Entry, ...] = ()  # sizes and versions, if they are not local
-
-
-def list_shards(folder: Location) -> ShardList:
-    """The shards of a source, of which there must be at least one."""
-    if folder.local is None:
-        entries = folder.files(SUFFIXES)
-        if entries:
-            return ShardList([entry.name for entry in entries], tuple(entries))
-    if not folder.is_dir():
-        raise DataError(f"{folder}: {folder.why_no_folder()}; check `path` of the source")
-    shards = folder.names(SUFFIXES)
-    if not shards:
-        raise DataError(f"{folder}: no shards; a source is a folder with files ending in {', '.join(SUFFIXES)}")
-    return ShardList(shards)
+    return Counts(tuple(shards), pairs[:, 0], pairs[:, 1], None if root is None else str(root), tuple(notes))
 
 
 def count_shards(folder: Location, shards: Sequence[str], column: str | None = None) -> dict[str, Count]:

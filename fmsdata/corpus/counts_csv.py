@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TypeAlias
 
+from fmsdata.corpus.listing import is_leftover
 from fmsdata.errors import CountsError, DeniedError, MissingError
 from fmsdata.formats import SUFFIXES
 from fmsdata.storage.location import Location
@@ -19,6 +20,7 @@ Parts: TypeAlias = tuple[str, ...]
 Count: TypeAlias = tuple[int, int]  # documents and tokens
 HEADER = ("dataset/filename", "documents", "tokens")
 FILES = "*counts*.csv"
+INDEX = "fmsdata-index.csv"  # read instead of the others; fms-fsdp ignores it, whose counts have `counts` in the name
 log = logging.getLogger("fmsdata")
 
 
@@ -26,7 +28,7 @@ def find_counts(folder: Location, shards: list[str]) -> tuple[dict[str, Count], 
     """The counts of shards in the nearest `meta` folder that lists them, and the parent of that folder."""
     folder = folder.absolute()
     for root in (folder, *folder.parents):
-        table = root.once(_Table, partial(_read_table, root, folder))
+        table = root.once(CountsTable, partial(_read_table, root, folder))
         counts = table.match(() if root is folder else _parts(folder.inside(root)), shards)
         if counts:
             return counts, root
@@ -34,14 +36,22 @@ def find_counts(folder: Location, shards: list[str]) -> tuple[dict[str, Count], 
 
 
 def counts_files(root: Location) -> list[Location]:
-    """The counts files in the `meta` folder."""
-    if root.local is not None:
-        return [root / f"meta/{file.name}" for file in sorted((root.local / "meta").glob(FILES))]
+    """The counts files in the `meta` folder that are read: the index, if there is one, or all others."""
+    files = all_counts_files(root)
+    return [file for file in files if file.name == INDEX] or files
+
+
+def all_counts_files(root: Location) -> list[Location]:
+    """All counts files in the `meta` folder."""
     meta = root / "meta"
-    return [meta / file.name for file in meta.level().files if fnmatchcase(file.name, FILES)]
+    if root.local is not None:
+        names = [file.name for file in (root.local / "meta").glob("*.csv")]
+    else:
+        names = [file.name for file in meta.level().files]
+    return [meta / name for name in sorted(names) if name == INDEX or fnmatchcase(name, FILES)]
 
 
-def _read_table(root: Location, folder: Location) -> "_Table":
+def _read_table(root: Location, folder: Location) -> "CountsTable":
     try:
         files = counts_files(root)
     except (DeniedError, MissingError) as error:  # credentials may be for the source alone
@@ -49,10 +59,10 @@ def _read_table(root: Location, folder: Location) -> "_Table":
             raise
         log.info("no counts from %s/meta: %s", root, error)
         files = []
-    return _Table(files[0], _read_rows(files)) if files else _Table(root, {})
+    return CountsTable(files[0], read_rows(files)) if files else CountsTable(root, {})
 
 
-class _Table:
+class CountsTable:
     """The rows of all counts files of a folder."""
 
     def __init__(self, file: Location, rows: dict[Parts, Count]) -> None:
@@ -67,33 +77,37 @@ class _Table:
         """Find the row of each shard, however many parent folders the row writes."""
         if not self._rows:
             return {}
-        counts: dict[str, Count] = {}
+        rows = self.rows_of(source, shards)
         folders: set[Parts] = {source} - {()}  # the folder of the source, as the rows write it
-        for shard in shards:
-            inside = _parts(shard)
-            path = source + inside
-            best = _best_rows(self._by_name.get(path[-1], []), path)
-            if len({self._rows[row] for row in best}) > 1:
-                rows = ", ".join("/".join(row) for row in best)
-                raise CountsError(f"{self._file}: several rows match {'/'.join(path)} and disagree: {rows}; keep one")
-            if best:
-                counts[shard] = self._rows[best[0]]
-                folders.add(best[0][: len(best[0]) - len(inside)])
+        folders |= {row[: len(row) - len(_parts(shard))] for shard, row in rows.items()}
         listed = set(shards)
         for row in self._rows:
             for folder in folders:
                 if row[: len(folder)] != folder:
                     continue
                 name = "/".join(row[len(folder) :])
-                if name.endswith(SUFFIXES) and name not in listed:
+                if name.endswith(SUFFIXES) and name not in listed and not is_leftover(name):
                     raise CountsError(
                         f"{self._file}: counts list {'/'.join(row)}, but there is no such file; "
                         "restore it, or run `fmsdata index` to rebuild the counts"
                     )
-        return counts
+        return {shard: self._rows[row] for shard, row in rows.items()}
+
+    def rows_of(self, source: Parts, shards: list[str]) -> dict[str, Parts]:
+        """The row of each shard that has one."""
+        found: dict[str, Parts] = {}
+        for shard in shards:
+            path = source + _parts(shard)
+            best = _best_rows(self._by_name.get(path[-1], []), path)
+            if len({self._rows[row] for row in best}) > 1:
+                rows = ", ".join("/".join(row) for row in best)
+                raise CountsError(f"{self._file}: several rows match {'/'.join(path)} and disagree: {rows}; keep one")
+            if best:
+                found[shard] = best[0]
+        return found
 
 
-def _read_rows(files: Iterable[Location]) -> dict[Parts, Count]:
+def read_rows(files: Iterable[Location]) -> dict[Parts, Count]:
     rows: dict[Parts, Count] = {}
     for file in files:
         try:

@@ -1,45 +1,204 @@
-"""The index: counts of all shards of a corpus, in one file beside them."""
+"""The index: counts of all shards of a corpus, in one file beside them.
+
+The folder may be shared with other programs that have counts of their own, and that read every file
+whose name has `counts` in it. So their files are only compared, unless a user asks to replace them.
+"""
 
 import csv
 import io
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from fmsdata.corpus.counts import count_shards
-from fmsdata.corpus.counts_csv import HEADER, counts_files
-from fmsdata.errors import DataError
+from fmsdata.corpus.counts_csv import HEADER, INDEX, Count, CountsTable, Parts, all_counts_files, read_rows
+from fmsdata.corpus.listing import find_shards, note_of_copies, note_of_skipped
+from fmsdata.errors import CountsError, DataError
 from fmsdata.formats import SUFFIXES
 from fmsdata.storage.location import Location
 
+OWN = "counts.csv"  # where the index is, if no other program has counts there
+REPLACED = "replaced"  # a folder in `meta` for files that were replaced
+SHOWN = 5  # differences in a message
 
-def write_index(root: str | os.PathLike[str] | Location, column: str | None = None) -> Location:
-    """Count every shard below a folder and write the counts to `meta/counts.csv`.
 
-    Existing counts files are renamed to `*.old`: two files that disagree would be an error.
+class Indexed(NamedTuple):
+    """What `index_corpus` found and did."""
+
+    file: Location  # that holds the counts
+    written: bool
+    rows: int
+    documents: int
+    tokens: int
+    notes: list[str]  # what was done and found, in words
+
+
+def write_index(
+    root: str | os.PathLike[str] | Location, column: str | None = None, *, replace: bool = False
+) -> Location:
+    """Count every shard below a folder and write the counts, usually to `meta/counts.csv`.
 
     >>> write_index("corpus")     # doctest: +SKIP
     Location('corpus/meta/counts.csv')
     """
+    return index_corpus(root, column, replace=replace).file
+
+
+def index_corpus(
+    root: str | os.PathLike[str] | Location, column: str | None = None, *, replace: bool = False
+) -> Indexed:
+    """Count every shard below a folder, compare with the counts that are there, and write what is missing.
+
+    Counts of other programs are left as they are. If they are right and complete, nothing is
+    written. If they lack shards, the index becomes a file of its own that only fmsdata reads. If
+    they are wrong, that is an error. With `replace`, they are replaced, and kept in `meta/replaced`.
+    """
     root = Location(root).listed()
     if root.local is not None and not root.is_dir():
         raise DataError(f"{root}: {root.why_no_folder()}; check the path")
-    shards = root.names(SUFFIXES)
-    if not shards:
+    found = find_shards(root)
+    if not found.names:
         raise DataError(f"{root}: no files ending in {', '.join(SUFFIXES)} below it; check the path")
-    counts = count_shards(root, shards, column)
+    counts = count_shards(root, found.names, column)
+    notes = [note_of_skipped(found.skipped)] if found.skipped else []
+    if copies := note_of_copies(root, found.names, counts):
+        notes.append(f"warning: {copies}")
+    notes += _nested(root, counts)
+    meta = root / "meta"
+    try:
+        files = {file.name: file for file in all_counts_files(root)}
+        own = {name for name, file in files.items() if _is_own(file)}
+        others = [file for name, file in files.items() if name not in own]
+        compared = [_compare(file, counts) for file in others]
+        wrong = [
+            f"{file}: {difference}" for file, other in zip(others, compared, strict=True) for difference in other.wrong
+        ]
+        lacking = [shard for shard in counts if not any(shard in other.listed for other in compared)]
+        if wrong and not replace:
+            raise CountsError(
+                f"the counts of another program disagree with the shards: {_few(wrong)}; nothing was written. "
+                "Correct them there, or run `fmsdata index --replace` to replace them (they are kept in "
+                f"{meta / REPLACED})"
+            )
+        target, stale = meta / OWN, own - {OWN}
+        if others and (wrong or lacking) and replace:
+            target = others[0] if len(others) == 1 else target
+            for file in others:
+                (meta / REPLACED / file.name).write_bytes(file.read_bytes())
+                notes.append(f"replaced {file}, which is kept as {meta / REPLACED / file.name}")
+            stale = (own | {file.name for file in others}) - {target.name}
+        elif others:
+            for file, other in zip(others, compared, strict=True):
+                lacks = f"lacks {_shards(len(counts) - len(other.listed))}" if lacking else "agrees with the shards"
+                notes.append(f"left {file} as it is: another program's, it {lacks}{other.elsewhere}")
+            if not lacking and not own:
+                return _indexed(others[0], counts, notes, written=False)
+            target, stale = meta / (OWN if OWN in own else INDEX), set()
+        table = _table(counts)
+        written = not (target.name in files and target.read_bytes() == table)
+        if written:
+            target.write_bytes(table)
+        for name in sorted(stale):
+            files[name].remove()
+            notes.append(f"removed {files[name]}, which is in {target.name} now")
+    except OSError as error:
+        raise DataError(f"{meta}: the counts can't be written: {error.strerror}") from None
+    if written and target.name == INDEX:
+        notes.append(f"fmsdata reads {target} instead of the other counts there; fms-fsdp's loader ignores it")
+    return _indexed(target, counts, notes, written=written)
+
+
+def _indexed(file: Location, counts: Mapping[str, Count], notes: list[str], *, written: bool) -> Indexed:
+    documents, tokens = (sum(count[i] for count in counts.values()) for i in (0, 1))
+    return Indexed(file.alone(), written, len(counts), documents, tokens, notes)
+
+
+def _table(counts: Mapping[str, Count], slash: str = "/") -> bytes:
+    """The file. Paths begin with a slash, by which fms-fsdp's loader finds the dataset in them."""
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(HEADER)
-    writer.writerows((shard, *counts[shard]) for shard in shards)
-    meta = root / "meta"
-    target = meta / "counts.csv"
+    writer.writerows((f"{slash}{shard}", *counts[shard]) for shard in sorted(counts))
+    return table.getvalue().encode()
+
+
+def _is_own(file: Location) -> bool:
+    """Whether a file is an index: by its name, and by being exactly what would be written for its rows."""
+    if file.name == INDEX:
+        return True
+    if file.name != OWN:
+        return False
+    content = file.read_bytes()
     try:
-        before = counts_files(root)
-        for old in before:
-            (meta / f"{old.name}.old").write_bytes(old.read_bytes())
-        target.write_bytes(table.getvalue().encode())
-        for old in before:
-            if old.url != target.url:
-                old.remove()
-    except OSError as error:
-        raise DataError(f"{meta}: the counts can't be written: {error.strerror}") from None
-    return target.alone()
+        rows = {"/".join(row): count for row, count in read_rows([file]).items()}
+    except CountsError:
+        return False
+    return content in (_table(rows), _table(rows, slash=""))  # earlier versions wrote no slash
+
+
+class _Compared(NamedTuple):
+    """A counts file beside what the shards hold."""
+
+    listed: set[str]  # shards that have a row
+    wrong: list[str]  # differences, in words
+    elsewhere: str = ""  # what to add about rows of folders that are not here
+
+
+def _compare(file: Location, counts: Mapping[str, Count]) -> _Compared:
+    try:
+        rows = read_rows([file])
+        of_shards = CountsTable(file, rows).rows_of((), list(counts))
+    except CountsError as error:
+        return _Compared(set(), [str(error).removeprefix(f"{file}: ")])
+    wrong = [
+        f"{shard} has {_count(rows[row])} there, and the file {_count(counts[shard])}"
+        for shard, row in of_shards.items()
+        if rows[row] != counts[shard]
+    ]
+    folders = {tuple(shard.split("/")[:-1]) for shard in counts}
+    prefixes = {row[: -len(shard.split("/"))] for shard, row in of_shards.items()} | {()}
+    used, elsewhere = set(of_shards.values()), 0
+    for row in rows.keys() - used:
+        if not row or not row[-1].endswith(SUFFIXES):
+            continue
+        if _folder_is_here(row, folders, prefixes):
+            wrong.append(f"it lists {'/'.join(row)}, but there is no such file")
+        else:
+            elsewhere += 1
+    return _Compared(set(of_shards), sorted(wrong), f"; {elsewhere:,} rows are of other folders" if elsewhere else "")
+
+
+def _folder_is_here(row: Parts, folders: set[Parts], prefixes: set[Parts]) -> bool:
+    return any(row[: len(prefix)] == prefix and row[len(prefix) : -1] in folders for prefix in prefixes)
+
+
+def _nested(root: Location, counts: Mapping[str, Count]) -> Iterator[str]:
+    """What to say of counts in folders further down. Of those, a source reads the nearest."""
+    folders = {"/".join(parts[:i]) for shard in counts for parts in [shard.split("/")] for i in range(1, len(parts))}
+    for folder in sorted(folders):
+        inside = {shard[len(folder) + 1 :]: count for shard, count in counts.items() if shard.startswith(f"{folder}/")}
+        compared = [(file, _compare(file, inside)) for file in all_counts_files(root / folder)]
+        for file, other in compared:
+            if other.wrong:
+                raise CountsError(
+                    f"{file} disagrees with the shards: {_few(other.wrong)}; nothing was written. "
+                    f"Correct it, or run `fmsdata index {root / folder} --replace`"
+                )
+        lacking = inside.keys() - set().union(*(other.listed for _, other in compared))
+        if compared and lacking:
+            yield (
+                f"warning: {compared[0][0]} is nearer to its shards and read before this index, but lacks "
+                f"{_shards(len(lacking))}, which are counted at every start; run `fmsdata index {root / folder}`"
+            )
+
+
+def _count(count: Count) -> str:
+    return f"{count[0]:,} documents and {count[1]:,} tokens"
+
+
+def _shards(number: int) -> str:
+    return f"{number:,} shard{'' if number == 1 else 's'}"
+
+
+def _few(texts: Sequence[str]) -> str:
+    return "; ".join(texts[:SHOWN]) + (f"; and {len(texts) - SHOWN:,} more" if len(texts) > SHOWN else "")

@@ -5,11 +5,15 @@ their lanes passed. The loader records those when it hands the batch out, so lin
 read ahead do not count.
 """
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
+from fmsdata.loader.device import DeviceCopy, replaced
+from fmsdata.loader.patience import stack_of
 from fmsdata.planning.schedule import Turns
 from fmsdata.run.lanes import Lanes
 from fmsdata.run.positions import Milestone
@@ -32,6 +36,7 @@ class FinishedBatch(NamedTuple):
     fields: dict[str, Any]
     samples: list[int]
     passed: list[Milestone]
+    wait: Callable[[], None] | None = None  # to be called before the trainer gets it, in its thread
 
 
 class BatchSource(Protocol):
@@ -41,6 +46,16 @@ class BatchSource(Protocol):
 
     def check(self) -> None:
         """Raise if no further batch can come. May be called from another thread."""
+
+    def silent(self) -> list[str]:
+        """What keeps the next batch from coming, for a trainer that has waited long.
+
+        Called from another thread.
+        """
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the workers."""
 
     def wake(self) -> None:
         """Stop waiting for storage or for workers: the next batch is not needed.
@@ -64,14 +79,22 @@ class LocalBatchSource:
     def __init__(self, lanes: Lanes, turns: Turns, *, batch_size: int, extra_tokens: int) -> None:
         self._lanes, self._turns = lanes, turns
         self._batch_size, self._extra_tokens = batch_size, extra_tokens
+        self._thread: int | None = None  # that reads
+
+    pids: ClassVar[list[int]] = []
 
     def next(self) -> LineBatch:
+        self._thread = threading.get_ident()
         samples = self._turns.take(self._batch_size)
         rows, passed = self._lanes.take(samples)
         return LineBatch(collect(rows, self._extra_tokens), samples, passed)
 
     def check(self) -> None:
         pass
+
+    def silent(self) -> list[str]:
+        reading = self._lanes.files.reading_now or "nothing yet"
+        return [f"This process was reading {reading}: its Python stack:\n{stack_of(self._thread)}"]
 
     def wake(self) -> None:
         self.close()
@@ -91,12 +114,23 @@ class BatchFinisher:
     """Turns lines into the fields that the trainer gets."""
 
     collate: Collate
-    pin_memory: bool
+    pin_memory: bool = False
+    device: torch.device | None = None
+    copy: DeviceCopy | None = None
+
+    def opened(self) -> "BatchFinisher":
+        """The same for a new thread that reads ahead. Called in the trainer's thread."""
+        if self.device is None or self.device.type == "cpu":
+            return self
+        return replace(self, copy=DeviceCopy(self.device))
 
     def __call__(self, lines: LineBatch) -> FinishedBatch:
         fields = self.collate.fields(lines.batch)
+        if self.copy is not None:
+            fields, wait = self.copy(fields)
+            return FinishedBatch(fields, lines.samples, lines.passed, wait)
+        if self.device is not None:
+            fields = replaced(fields, lambda tensor: tensor.to(self.device))
         if self.pin_memory:
-            fields = {
-                name: value.pin_memory() if isinstance(value, torch.Tensor) else value for name, value in fields.items()
-            }
+            fields = replaced(fields, torch.Tensor.pin_memory)
         return FinishedBatch(fields, lines.samples, lines.passed)

@@ -4,6 +4,7 @@ The loader only keeps account: of the samples in each batch that it hands out, a
 lanes passed. Batches come from a batch source, on demand or read ahead by a thread.
 """
 
+import inspect
 import multiprocessing
 import os
 import warnings
@@ -15,22 +16,30 @@ from functools import partial
 from typing import Any, NoReturn
 
 import torch
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 
 from fmsdata.core.checks import whole
 from fmsdata.core.state import State
-from fmsdata.errors import ConfigError, FmsdataWarning
+from fmsdata.errors import CheckpointError, ConfigError, FmsdataWarning
 from fmsdata.loader.batches import BatchFinisher, BatchSource, LocalBatchSource
+from fmsdata.loader.device import checked_device
+from fmsdata.loader.ends import Ends, Unsaved
+from fmsdata.loader.fork_server import ForkServer
+from fmsdata.loader.patience import StallLimits
 from fmsdata.loader.read_ahead import OnDemand, ReadAhead
 from fmsdata.loader.sigterm import EXIT_CODE, Sigterm
 from fmsdata.loader.worker_batches import WorkerBatchSource
+from fmsdata.loader.worker_pool import DEFAULT_METHOD
 from fmsdata.planning.schedule import Segment, continued
 from fmsdata.run.checkpoints import Checkpoints
+from fmsdata.run.gather import gather_state
 from fmsdata.run.lanes import Lanes
 from fmsdata.run.positions import Positions
-from fmsdata.run.ranks import rank_and_world_size
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.run.state import pack_state
 from fmsdata.run.stats import Meter, Stats
+from fmsdata.run.wrappers import refuse_endless_evaluation, refuse_to_save
 from fmsdata.storage.stats import StorageStats
 from fmsdata.tasks.base import Task
 from fmsdata.tasks.batch import check_outputs
@@ -43,12 +52,12 @@ class StatefulDataLoader:
 
     A loader has one position in the stream. Iterating again continues where the last iteration
     stopped, and `state_dict()` is the state after the last batch that was handed out, however much
-    was read ahead.
+    was read ahead. With `steps`, an iteration ends at every multiple of that many steps.
 
     A thread makes `prefetch` batches ahead (0: each batch is made on demand). `num_workers`
-    processes read for it; tokenized data needs none. With `checkpoint`, the loader saves itself at
-    the steps that the `Checkpoints` name, and resumes from the newest complete checkpoint when it
-    is created.
+    processes read for it; tokenized data needs none. With `device`, the thread also copies the
+    batches there. With `checkpoint`, the loader saves itself at the steps that the `Checkpoints`
+    name, and resumes from the newest complete checkpoint when it is created.
 
     >>> loader = StatefulDataLoader(data, batch_size=8, rank=0, world_size=1)     # doctest: +SKIP
     >>> for batch in loader:                                                      # doctest: +SKIP
@@ -63,13 +72,20 @@ class StatefulDataLoader:
         num_workers: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
+        process_group: ProcessGroup | None = None,
         outputs: Sequence[str] = (),
+        padding_segment: bool | None = None,
         task: Task | None = None,
         prefetch: int = 4,
         pin_memory: bool = False,
+        device: str | int | torch.device | None = None,
         persistent_workers: bool = True,
         multiprocessing_context: str | None = None,
         checkpoint: Checkpoints | None = None,
+        stall_warning: float = 30.0,
+        stall_timeout: float | None = None,
+        steps: int | None = None,
     ) -> None:
         if not isinstance(data, Rescalable):
             raise ConfigError(f"a loader reads a Rescalable, not {data!r}")
@@ -78,18 +94,33 @@ class StatefulDataLoader:
         check_outputs(outputs)
         self.outputs = tuple(outputs)
         self.task: Task = task or CausalLM()
-        self.rank, self.world_size = rank_and_world_size(rank, world_size)
+        self.sources = tuple(data.source_sizes)  # the names that `source_ids` number
+        self._ranks = data.ranks(rank, world_size, mesh, process_group)
+        self.rank, self.world_size = self._ranks.rank, self._ranks.world_size
         self._mine = data.lanes_of(self.rank, self.world_size)
         self.num_workers = self._enough_workers(whole("num_workers", num_workers))
         self.prefetch = whole("prefetch", prefetch)
         self._finish = BatchFinisher(
-            collate=Collate(task=self.task, outputs=self.outputs), pin_memory=_can_pin() if pin_memory else False
+            collate=Collate(self.task, self.outputs, sources=self.sources, padding_segment=padding_segment),
+            pin_memory=_can_pin() if pin_memory else False,
+            device=checked_device(device),
         )
         self._persistent_workers = persistent_workers
-        self._context = _checked_context(multiprocessing_context)
+        self._method = _checked_method(multiprocessing_context)
+        self._stall_limits = StallLimits.checked(stall_warning, stall_timeout)
+        if stall_timeout is not None and not self.prefetch and not self.num_workers:
+            raise ConfigError(
+                "stall_timeout needs prefetch or num_workers: without them the trainer's own thread makes the batches, "
+                "and nothing can interrupt it"
+            )
+        if self.num_workers and self._method == DEFAULT_METHOD:
+            ForkServer.shared()  # it imports what workers need while the trainer prepares other things
         self._engine: ReadAhead | OnDemand | None = None  # makes the batches
         self._engine_process = os.getpid()
         self._fetched = StorageStats()  # by engines that have ended
+        self.steps = None if steps is None else whole("steps", steps, least=1)
+        self._ends = Ends(self.steps)
+        self._unsaved: Unsaved | None = None
         self._saving = False
         self._sigterm = Sigterm()
         self._opened: Lanes | None = None  # for the next engine, if it reads in this process
@@ -104,20 +135,39 @@ class StatefulDataLoader:
         else:
             self.load_state_dict(states)
             self._saved_step = self._positions.step
+        if checkpoint is not None:
+            checkpoint.begin(None if states is None else self._positions.step, self.rank)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        handle_sigterm = self.checkpoint is not None and self.checkpoint.on_sigterm
-        with self._sigterm.handled(self._save_done) if handle_sigterm else nullcontext():
+        if self.steps is None:
+            refuse_endless_evaluation()
+        self._ends.begin(self._positions.step, inspect.currentframe())
+        return self._batches()
+
+    def _batches(self) -> Iterator[dict[str, Any]]:
+        with self._sigterm.handled(self._save_done) if self._handles_sigterm else nullcontext():
             try:
-                while True:
-                    self._save_if_due()
+                while not self._at_end():
                     yield self._next_batch()
             finally:
                 if not self._persistent_workers:
-                    self.close()
+                    self._stop_engine()
+
+    def __next__(self) -> dict[str, Any]:
+        """The next batch. With `steps`, StopIteration once at each end; the next call goes on."""
+        if self._handles_sigterm:
+            raise ConfigError(
+                "on_sigterm saves while an iteration over the loader runs, and next(loader) is none; "
+                "create one with batches = iter(loader), and call next(batches)"
+            )
+        if self._at_end():
+            raise StopIteration
+        return self._next_batch()
 
     def __len__(self) -> int:
-        raise TypeError("the stream has no end, so a loader has no length; count steps, or use itertools.islice")
+        if self.steps is None:
+            raise TypeError("the stream has no end, so a loader has no length; give it one with steps=, or count steps")
+        return self.steps
 
     def __bool__(self) -> bool:
         return True
@@ -133,22 +183,29 @@ class StatefulDataLoader:
         try:
             if self._engine_process != os.getpid():  # a fork has neither the thread nor the workers
                 self._engine, self._engine_process = None, os.getpid()
+            self._ranks.check("loader")
             with self._meter:
                 if self._engine is None:
+                    self._ranks.check_sharing("loader")
                     self._engine = self._start_engine()
                 batch = self._engine.next()
+                if batch.wait is not None:
+                    batch.wait()
         except BaseException:
-            self.close()
+            self._ends.interrupt()
+            self._stop_engine()
             raise
         self._positions = self._positions.after(batch.samples, batch.passed)
+        if self._unsaved is not None:
+            self._unsaved.step = self._positions.step
         return batch.fields
 
     def _start_engine(self) -> ReadAhead | OnDemand:
-        open_source = self._batch_source()
+        open_source, finish = self._batch_source(), self._finish.opened()
         engine = (
-            ReadAhead(open_source, self._finish, self.prefetch)
+            ReadAhead(open_source, finish, self.prefetch, self._stall_limits)
             if self.prefetch
-            else OnDemand(open_source, self._finish)
+            else OnDemand(open_source, finish, self._stall_limits)
         )
         # A loader that is dropped does not wait for its thread here: Python would swallow an
         # interrupt meanwhile.
@@ -166,8 +223,8 @@ class StatefulDataLoader:
                 workers=self.num_workers,
                 batch_size=self.batch_size,
                 extra_tokens=self.task.extra_tokens,
-                needs_lines=bool(self.outputs) or getattr(self.task, "needs_lines", True),
-                context=self._context,
+                needs_lines=self._finish.collate.needs_lines,
+                method=self._method,
             )
         lanes = lanes or self.data.start(self._mine, self._positions.states(self._mine))
         return partial(
@@ -179,15 +236,33 @@ class StatefulDataLoader:
         )
 
     def close(self) -> None:
-        """End the thread and the processes that read ahead.
+        """End the thread and the processes that read ahead, and let other runs save to its folder.
 
-        The loader stays usable: iterating starts new ones.
+        The loader stays usable: iterating starts new ones. Steps that are in no checkpoint are
+        logged: `save()` them before.
         """
+        self._stop_engine()
+        self._ends.interrupt()
+        if self._unsaved is not None:
+            self._unsaved.report()
+        if self.checkpoint is not None and self.rank == 0:
+            self.checkpoint.release()
+
+    def _stop_engine(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
             self._fetched = replace(self._fetched + engine.stats(), held_bytes=0)
             self._forget_engine.detach()
             engine.close()
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The process ids of the workers; empty if none is running.
+
+        >>> loader.worker_pids     # doctest: +SKIP
+        [4711, 4712]
+        """
+        return [] if self._engine is None else self._engine.pids
 
     def stats(self) -> Stats:
         """What this rank has consumed, how fast, and how long it waited.
@@ -199,8 +274,17 @@ class StatefulDataLoader:
         fetched = self._fetched + (StorageStats() if self._engine is None else self._engine.stats())
         return self._meter.stats(self.data, self._positions, fetched)
 
-    def state_dict(self) -> State:
-        """The position of this rank, as plain data: JSON-able, and without tokens."""
+    def state_dict(self, *, gather: bool = False) -> State:
+        """The position of this rank, as plain data: JSON-able, and without tokens.
+
+        With `gather`, the position of all ranks, which loads anywhere, at any world size. This is a
+        collective over the loader's process group: call it on all ranks after the same step.
+
+        >>> state = loader.state_dict(gather=True)     # doctest: +SKIP
+        """
+        refuse_to_save(self._ranks, gather)
+        if gather:
+            return gather_state(lambda: self._state(self._positions), self._ranks, self.data.lanes)
         return self._state(self._positions)
 
     def _state(self, positions: Positions) -> State:
@@ -213,8 +297,9 @@ class StatefulDataLoader:
         saved with: see docs/live-edits.md.
         """
         saved = self.data.resume(state, self._mine)
-        lanes = self.data.start(self._mine, saved.lanes)
-        self.close()
+        lanes = saved.data.start(self._mine, saved.lanes)
+        self._stop_engine()
+        self.data = saved.data
         self._start_at(saved.step, saved.history, lanes)
         self._pipeline = saved.pipeline
         if self.rank == 0:
@@ -227,33 +312,76 @@ class StatefulDataLoader:
         self._opened = lanes
         self._done = self._positions  # when the trainer last asked for a batch
         self._saved_step = None
+        self._ends.move_to(step)
+        if self.checkpoint is not None and self.checkpoint.saves_itself and self.rank == 0:
+            self._unsaved = Unsaved(str(self.checkpoint), step)
         self._pipeline = self.data.fingerprint
         self._meter = Meter(begun=self._positions.tokens())
 
     def save(self) -> str:
-        """Write a checkpoint of this rank now, unless it exists, and return the step's folder."""
+        """Write a checkpoint of this rank now, unless it exists, and return the step's folder.
+
+        Of the ranks of a `mesh` that share their data, one writes.
+        """
+        checkpoint = self._required_checkpoint()
+        if checkpoint.read_only or checkpoint.goes_back:  # the first is an error, the second has more to write
+            self._saved_step = None
+        self._save(checkpoint, self._positions)
+        return f"{checkpoint}/step-{self._positions.step}"
+
+    def load(self, step: int | None = None) -> None:
+        """Load the newest complete checkpoint of the folder again, or go back to a named step.
+
+        After going back, the later steps are set aside at the next save: they stay in the folder,
+        and no run resumes from them. Call it on every rank.
+
+        >>> loader.load(step=12_000)     # doctest: +SKIP
+        """
+        checkpoint = self._required_checkpoint()
+        states = checkpoint.load(self._mine, None if step is None else whole("step", step))
+        if states is None:
+            raise CheckpointError(f"{checkpoint} has no checkpoint to load")
+        self.load_state_dict(states)
+        self._saved_step = self._positions.step
+        checkpoint.begin(self._positions.step, self.rank)
+
+    def _required_checkpoint(self) -> Checkpoints:
         if self.checkpoint is None:
             raise ConfigError("this loader has no checkpoint folder: create it with checkpoint=Checkpoints(path)")
-        self._save(self.checkpoint, self._positions)
-        return f"{self.checkpoint}/step-{self._positions.step}"
+        return self.checkpoint
+
+    @property
+    def _handles_sigterm(self) -> bool:
+        return self.checkpoint is not None and self.checkpoint.on_sigterm
 
     def _save(self, checkpoint: Checkpoints, positions: Positions) -> None:
         if positions.step == self._saved_step:
             return
         self._saving = True
         try:
-            checkpoint.save(self._state(positions), self.rank, self.world_size)
+            if self._ranks.saves:
+                checkpoint.save(self._state(positions), self.rank, self.world_size)
         finally:
             self._saving = False
         self._saved_step = positions.step
+        if self._unsaved is not None:
+            self._unsaved.saved = positions.step
 
-    def _save_if_due(self) -> None:
+    def _at_end(self) -> bool:
+        """Whether the iteration ends here. Called when the trainer asks for a batch: saves what is due."""
+        ended = self._ends.reached(self._positions.step)
+        self._save_if_due(ended)
+        if ended:
+            self._ends.move_to(self._positions.step)
+        return ended
+
+    def _save_if_due(self, ended: bool) -> None:
         """Called when the trainer asks for a batch: it has finished all batches that it got."""
         checkpoint = self.checkpoint
         if checkpoint is None:
             return
         self._done = self._positions
-        if checkpoint.is_due(self._done.step) or self._sigterm.received:
+        if checkpoint.is_due(self._done.step) or self._sigterm.received or (ended and checkpoint.saves_itself):
             self._save(checkpoint, self._done)
         if self._sigterm.received:
             raise SystemExit(EXIT_CODE)
@@ -281,8 +409,8 @@ def _can_pin() -> bool:
     return True
 
 
-def _checked_context(context: str | None) -> str | None:
-    if context is not None and context not in multiprocessing.get_all_start_methods():
+def _checked_method(method: str | None) -> str:
+    if method is not None and method not in multiprocessing.get_all_start_methods():
         known = ", ".join(map(repr, multiprocessing.get_all_start_methods()))
-        raise ConfigError(f"multiprocessing_context is {context!r}; it must be one of {known}")
-    return context
+        raise ConfigError(f"multiprocessing_context is {method!r}; it must be one of {known}")
+    return method or DEFAULT_METHOD

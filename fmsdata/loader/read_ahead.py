@@ -12,7 +12,10 @@ import time
 import weakref
 from collections.abc import Callable
 
+from fmsdata.core.fork_gate import ForkGate
+from fmsdata.errors import FmsdataError
 from fmsdata.loader.batches import BatchFinisher, BatchSource, FinishedBatch
+from fmsdata.loader.patience import Patience, StallLimits, Watcher, stack_of
 from fmsdata.storage.stats import StorageStats
 
 PATIENCE_SECONDS = 2.0  # how long a thread may take to end by itself
@@ -22,31 +25,47 @@ CHECK_SECONDS = 0.5  # how often a trainer that waits for a batch checks whether
 class OnDemand:
     """Makes each batch when the trainer asks for it."""
 
-    def __init__(self, open_source: Callable[[], BatchSource], finish: BatchFinisher) -> None:
+    def __init__(self, open_source: Callable[[], BatchSource], finish: BatchFinisher, limits: StallLimits) -> None:
         self._source, self._finish = open_source(), finish
+        self._watcher = Watcher(limits, lambda: "\n".join(self._source.silent()), self._source.wake)
 
     def next(self) -> FinishedBatch:
-        return self._finish(self._source.next())
+        try:
+            with self._watcher:
+                return self._finish(self._source.next())
+        except FmsdataError as error:
+            if self._watcher.stalled is not None:
+                raise self._watcher.stalled from error
+            raise
 
     def stats(self) -> StorageStats:
         return self._source.stats()
 
+    @property
+    def pids(self) -> list[int]:
+        return self._source.pids
+
     def stop(self) -> None:
+        self._watcher.stop()
         self._source.close()
 
     def close(self) -> None:
-        self._source.close()
+        self.stop()
 
 
 class ReadAhead:
     """Makes batches in a thread, up to `depth` ahead of the trainer."""
 
-    def __init__(self, open_source: Callable[[], BatchSource], finish: BatchFinisher, depth: int) -> None:
+    def __init__(
+        self, open_source: Callable[[], BatchSource], finish: BatchFinisher, depth: int, limits: StallLimits
+    ) -> None:
         self._ready: queue.SimpleQueue[FinishedBatch | BaseException] = queue.SimpleQueue()
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()  # an entry per batch to make
         for _ in range(depth):
             self._room.put(None)
+        self._limits = limits
         self._stop = threading.Event()
+        self._gate = ForkGate()
         self._source: BatchSource | None = None
         self._broken = False
         # A daemon thread does not keep the interpreter from exiting; `_close_all` ends it in good
@@ -63,7 +82,8 @@ class ReadAhead:
             self._source = open_source()
             while not self._stop.is_set():
                 self._room.get()
-                self._ready.put(finish(self._source.next()))
+                with self._gate:
+                    self._ready.put(finish(self._source.next()))
         except BaseException as error:
             if not self._stop.is_set():  # else nothing reads it, and its traceback keeps memory alive
                 self._ready.put(error)
@@ -72,11 +92,14 @@ class ReadAhead:
                 self._source.close()
 
     def next(self) -> FinishedBatch:
+        patience: Patience | None = None
         while True:
             try:
                 batch = self._ready.get(timeout=CHECK_SECONDS)
             except queue.Empty:
                 self._check()
+                patience = patience or Patience(self._limits, waited=CHECK_SECONDS)
+                patience.check(self._report)
                 continue
             if isinstance(batch, BaseException):
                 try:
@@ -94,8 +117,19 @@ class ReadAhead:
             self._broken = True
             raise
 
+    def _report(self) -> str:
+        """What keeps the next batch from coming."""
+        silent = [] if self._source is None else self._source.silent()
+        return (
+            "\n".join(silent) or f"The Python stack of the thread that makes batches:\n{stack_of(self._thread.ident)}"
+        )
+
     def stats(self) -> StorageStats:
         return StorageStats() if self._source is None else self._source.stats()
+
+    @property
+    def pids(self) -> list[int]:
+        return [] if self._source is None else self._source.pids
 
     def stop(self) -> None:
         """Tell the thread and its source to end soon, without waiting for that."""

@@ -6,8 +6,10 @@ message never fills the pipe, and a worker never waits for the trainer to receiv
 """
 
 import pickle
+import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -41,25 +43,28 @@ class Reply(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An error in a worker, in a form that can be pickled."""
+    """An error in a worker: the names of its class, and its texts."""
 
-    kind: type[Exception]
+    module: str
+    name: str
     message: str
     traceback: str
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
         kind = type(error)
-        try:
-            pickle.dumps(kind)
-            kind(str(error))
-        except Exception:  # a local class, or one with other arguments
-            kind = RuntimeError
-        return cls(kind, str(error), "".join(traceback.format_exception(error)))
+        return cls(kind.__module__, kind.__qualname__, str(error), "".join(traceback.format_exception(error)))
 
     def rebuild(self, worker: str) -> Exception:
-        """The error, to be raised in the trainer, with a note that names the worker."""
-        error = self.kind(self.message)
+        """The error, to be raised in the trainer, with a note that names the worker.
+
+        A class that the trainer does not have, or that takes other arguments, becomes a `RuntimeError`.
+        """
+        kind = getattr(sys.modules.get(self.module), self.name, None)
+        error: Exception = RuntimeError(f"{self.name}: {self.message}")
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            with suppress(Exception):
+                error = kind(self.message)
         error.add_note(f"in {worker}")
         if not isinstance(error, FmsdataError):
             error.add_note(self.traceback)

@@ -7,9 +7,6 @@ processes end, and the size limit of /dev/shm in a container does not apply to i
 import mmap
 import os
 import tempfile
-from collections.abc import Callable
-from multiprocessing.reduction import DupFd
-from typing import Any
 
 
 class SharedMemory:
@@ -24,8 +21,9 @@ class SharedMemory:
     """
 
     def __init__(self, fd: int | None = None) -> None:
-        self._fd = _anonymous_file() if fd is None else fd
+        self._fd = -1  # if the next but one line fails
         self._map: mmap.mmap | None = None
+        self._fd = _anonymous_file() if fd is None else fd
 
     def write(self, *parts: bytes | memoryview) -> None:
         """Write these bytes one after the other, from the beginning."""
@@ -47,16 +45,19 @@ class SharedMemory:
             self._map = mmap.mmap(self._fd, max(size, mmap.PAGESIZE))
         return self._map
 
-    def __reduce__(self) -> tuple[Callable[[Any], "SharedMemory"], tuple[Any]]:
-        """For processes that are not forked: they get the file descriptor."""
-        return _attach, (DupFd(self._fd),)
+    def fileno(self) -> int:
+        """The descriptor, which another process opens the same memory with."""
+        return self._fd
+
+    def close(self) -> None:
+        """Release the descriptor. Views stay valid."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self._map = None  # it has a descriptor of its own
 
     def __del__(self) -> None:
-        os.close(self._fd)
-
-
-def _attach(handle: Any) -> SharedMemory:
-    return SharedMemory(handle.detach())
+        self.close()
 
 
 def _anonymous_file() -> int:

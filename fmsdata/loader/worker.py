@@ -6,34 +6,39 @@ told to, when its pipe is closed, or when the trainer is gone.
 """
 
 import os
+import pickle
 import random
 import select
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from fmsdata.core.chunk import Row
+from fmsdata.errors import ConfigError
+from fmsdata.loader.fork_server import watch_process
 from fmsdata.loader.reply import Failure, Reply, ReplySize, join_lines, write_reply
 from fmsdata.loader.shared_memory import SharedMemory
+from fmsdata.loader.worker_note import WorkerNote
 from fmsdata.prefetch.open_files import OpenFiles
 from fmsdata.run.positions import Milestone, Positions
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.tasks.batch import gather, padding_of
 
-NOTE_BYTES = 1024
-ORPHAN_SECONDS = 1.0  # how often a worker checks whether the trainer is still there
+WATCH_SECONDS = 1.0  # how often a worker checks whether the trainer is still there, where nothing wakes it
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """Everything that a worker is started with, besides its end of the pipe."""
+    """What a worker reads. It is sent to workers that are not forked from the trainer."""
 
     data: Rescalable
     positions: Positions  # of all lanes of the rank
@@ -41,14 +46,45 @@ class WorkerSpec:
     workers: int
     batch_size: int
     needs_lines: bool
-    parent: int | None  # the trainer, if it is the parent process of the worker
-    memories: Sequence[SharedMemory]  # for the replies of successive rounds, in turn
-    note: SharedMemory  # what the worker is reading, for the error if it dies
+    trainer: int  # its process id
 
     @property
     def lanes(self) -> list[int]:
         """The lanes that this worker reads."""
         return lanes_of_worker(self.positions, self.workers)[self.index]
+
+
+class Channel(NamedTuple):
+    """What a worker and the trainer share."""
+
+    requests: Connection  # this side's end of the pipe
+    note: WorkerNote
+    memories: Sequence[SharedMemory]  # for the replies of successive rounds, in turn
+
+    def close(self) -> None:
+        self.requests.close()
+        for memory in (self.note.memory, *self.memories):
+            memory.close()
+
+
+class Surroundings(NamedTuple):
+    """What a worker takes over from the trainer before its specification can be read."""
+
+    path: list[str]
+    environ: dict[str, str]
+    folder: str
+    trainer: int  # its process id
+    worker: int  # the number of the worker
+
+    @classmethod
+    def of_trainer(cls, worker: int) -> "Surroundings":
+        return cls(list(sys.path), dict(os.environ), os.getcwd(), os.getpid(), worker)
+
+    def take_over(self) -> None:
+        sys.path[:] = self.path
+        os.environ.clear()
+        os.environ.update(self.environ)
+        os.chdir(self.folder)
 
 
 def lanes_of_worker(positions: Positions, workers: int) -> list[list[int]]:
@@ -57,38 +93,81 @@ def lanes_of_worker(positions: Positions, workers: int) -> list[list[int]]:
     return [lanes[index::workers] for index in range(workers)]
 
 
-def run_worker(spec: WorkerSpec, requests: Connection, inherited: Sequence[Connection] = ()) -> None:
-    """Be a worker until it is time to end.
+def serve_worker(descriptors: Sequence[int]) -> None:
+    """Be a worker that a fork server started: everything else comes through the pipe."""
+    requests, *shared = descriptors
+    note, *memories = map(SharedMemory, shared)
+    channel = Channel(Connection(requests), WorkerNote(note), memories)
+    with suppress(EOFError, ConnectionError):  # the trainer is gone, or has closed the loader
+        surroundings: Surroundings = channel.requests.recv()
+        _detach_from_trainer(surroundings.worker, channel)
+        _end_with_trainer(surroundings.trainer, channel.requests)
+        text = channel.requests.recv_bytes()
+        reader: RoundReader | FailedReader
+        try:
+            surroundings.take_over()
+            reader = RoundReader(pickle.loads(text), channel)
+        except Exception as error:
+            reader = FailedReader(_unreadable(error), channel.memories)
+        _reply_to_requests(reader, channel.requests)
 
-    `inherited` are pipe ends of the trainer, which only a fork has.
+
+def run_worker(spec: WorkerSpec, channel: Channel, inherited: Sequence[Connection]) -> None:
+    """Be a worker that was forked from the trainer.
+
+    `inherited` are pipe ends of the trainer.
     """
     for connection in inherited:
         connection.close()
-    _detach_from_trainer(spec)
-    _end_with_trainer(spec.parent, requests)
-    reader = RoundReader(spec)
+    _detach_from_trainer(spec.index, channel)
+    _end_with_trainer(spec.trainer, channel.requests)
+    with suppress(EOFError, ConnectionError):
+        _reply_to_requests(RoundReader(spec, channel), channel.requests)
+
+
+def _reply_to_requests(reader: "RoundReader | FailedReader", requests: Connection) -> None:
     pending: deque[int] = deque()  # batches of the rounds that were requested
-    with suppress(EOFError, ConnectionError):  # the trainer is gone
-        while True:
-            while not pending or requests.poll():
-                batches: int | None = requests.recv()
-                if batches is None:
-                    return
-                pending.append(batches)
-            requests.send(reader.read(pending.popleft()))
+    while True:
+        while not pending or requests.poll():
+            batches: int | None = requests.recv()
+            if batches is None:
+                return
+            pending.append(batches)
+        requests.send(reader.read(pending.popleft()))
+
+
+def _unreadable(error: Exception) -> Failure:
+    return Failure.of(
+        ConfigError(
+            f"the pipeline can't be used in a worker process: {type(error).__name__}: {error}; functions and classes "
+            "must be in a module that workers can import, or in the script or notebook itself; or use "
+            "multiprocessing_context='fork'"
+        )
+    )
+
+
+class FailedReader:
+    """Takes the place of a reader that could not be created: every reply says why."""
+
+    def __init__(self, failure: Failure, memories: Sequence[SharedMemory]) -> None:
+        self._failure, self._memories = failure, deque(memories)
+
+    def read(self, batches: int) -> ReplySize:  # noqa: ARG002
+        self._memories.rotate(-1)
+        return write_reply(self._memories[-1], Reply(failure=self._failure))
 
 
 class RoundReader:
     """Reads a worker's lines, round after round, into its shared memories."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: WorkerSpec, channel: Channel) -> None:
+        self._spec, self._memories = spec, channel.memories
         self._lane_set = set(spec.lanes)
         self._turns = spec.positions.turns()
         self._round = 0
         self._failure: Failure | None = None
         try:
-            files = OpenFiles(len(spec.lanes) / spec.data.lanes, self._write_note)
+            files = OpenFiles(len(spec.lanes) / spec.data.lanes, channel.note.write)
             self._lanes = spec.data.start(spec.lanes, spec.positions.states(spec.lanes), files)
         except Exception as error:
             self._failure = Failure.of(error)
@@ -98,7 +177,7 @@ class RoundReader:
 
         After a failure nothing more is read.
         """
-        memory = self._spec.memories[self._round % len(self._spec.memories)]
+        memory = self._memories[self._round % len(self._memories)]
         self._round += 1
         samples = self._turns.take(batches * self._spec.batch_size)
         rows: list[Row] = []
@@ -132,39 +211,52 @@ class RoundReader:
         )
         return write_reply(memory, reply, tokens)
 
-    def _write_note(self, reading: str) -> None:
-        self._spec.note.write(reading.encode()[:NOTE_BYTES].ljust(NOTE_BYTES))
 
+def _detach_from_trainer(index: int, channel: Channel) -> None:
+    """Set up what differs between a worker and the trainer.
 
-def _detach_from_trainer(spec: WorkerSpec) -> None:
-    """Undo what a fork inherits.
-
-    Interrupts are for the trainer, which decides what they mean. Handlers of the trainer for
-    SIGTERM must not run here. Random generators differ between workers, for stages that draw from
-    the global ones.
+    Signals are for the trainer, which decides what they mean. Handlers of the trainer for SIGTERM
+    must not run here. Random generators differ between workers, for stages that draw from the
+    global ones.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # schedulers warn all processes of a job with it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    channel.note.answer_signals()
     torch.set_num_threads(1)
-    random.seed(spec.index)
-    np.random.seed(spec.index)  # noqa: NPY002
-    torch.manual_seed(spec.index)
+    random.seed(index)
+    np.random.seed(index)  # noqa: NPY002
+    torch.manual_seed(index)
 
 
-def _end_with_trainer(parent: int | None, requests: Connection) -> None:
+def _end_with_trainer(trainer: int, requests: Connection) -> None:
     """End this process when the trainer is gone, however it ended, and whatever is read here.
 
-    Then the other end of the pipe is closed. If another fork of the trainer still has it open, the
-    parent process has changed. The descriptor is a copy that stays open until this process ends, so
-    that the trainer never sees a closed pipe before the exit code.
+    The pipe's other end is closed then, unless another fork of the trainer still has it open. So
+    the process itself is watched too, where the system allows that. The descriptor of the pipe is a
+    copy that stays open until this process ends, so that the trainer never sees a closed pipe
+    before the exit code.
     """
-    hang_up = select.poll()
-    hang_up.register(os.dup(requests.fileno()), 0)  # reports nothing but a hang-up
+    ended = select.poll()
+    ended.register(os.dup(requests.fileno()), 0)  # reports nothing but a hang-up
+    watched = watch_process(trainer)
+    if watched is not None:
+        ended.register(watched, select.POLLIN)
 
     def watch() -> None:
-        while parent in (None, os.getppid()):
-            if hang_up.poll(ORPHAN_SECONDS * 1000):
+        while watched is not None or _exists(trainer):
+            if ended.poll(None if watched is not None else WATCH_SECONDS * 1000):
                 break
         os._exit(1)
 
     threading.Thread(target=watch, name="fmsdata-watch-trainer", daemon=True).start()
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -9,7 +9,6 @@ next round is only requested when all lines of a finished one were copied. So a 
 refilled while its lines are needed.
 """
 
-import multiprocessing
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -23,7 +22,6 @@ from fmsdata.errors import StageError
 from fmsdata.loader.batches import LineBatch
 from fmsdata.loader.reply import Reply, read_reply
 from fmsdata.loader.rounds import RoundSizes
-from fmsdata.loader.shared_memory import SharedMemory
 from fmsdata.loader.worker import WorkerSpec, lanes_of_worker
 from fmsdata.loader.worker_pool import WorkerPool
 from fmsdata.run.positions import Milestone, Positions
@@ -47,10 +45,9 @@ class WorkerBatchSource:
         batch_size: int,
         extra_tokens: int,
         needs_lines: bool,
-        context: str | None,
+        method: str,
     ) -> None:
-        method = context or multiprocessing.get_start_method()
-        self._specs = [
+        specs = [
             WorkerSpec(
                 data=data,
                 positions=positions,
@@ -58,9 +55,7 @@ class WorkerBatchSource:
                 workers=workers,
                 batch_size=batch_size,
                 needs_lines=needs_lines,
-                parent=None if method == "forkserver" else os.getpid(),
-                memories=[SharedMemory() for _ in range(MEMORIES)],
-                note=SharedMemory(),
+                trainer=os.getpid(),
             )
             for index in range(workers)
         ]
@@ -77,7 +72,7 @@ class WorkerBatchSource:
         self._sizes = RoundSizes()
         self._requested = deque([1] * PREFETCH)  # batches in the rounds that are under way
         self._finished = 1  # batches in the last round that ended
-        self._pool = WorkerPool(self._specs, method)
+        self._pool = WorkerPool(specs, method, memories=MEMORIES)
         for batches in self._requested:
             self._pool.request(batches)
 
@@ -100,9 +95,9 @@ class WorkerBatchSource:
     def _next_round(self) -> None:
         self._request_round()
         self._replies = []
-        for worker, spec in enumerate(self._specs):
+        for worker in range(len(self._stats)):
             size = self._pool.receive(worker)
-            received = _ReceivedReply(*read_reply(spec.memories[self._round % MEMORIES], size))
+            received = _ReceivedReply(*read_reply(self._pool.memory(worker, self._round % MEMORIES), size))
             self._replies.append(received)
             for passed in received.reply.passed:
                 self._passed[passed.lane].append(passed)
@@ -136,6 +131,13 @@ class WorkerBatchSource:
 
     def check(self) -> None:
         self._pool.check()
+
+    def silent(self) -> list[str]:
+        return self._pool.silent()
+
+    @property
+    def pids(self) -> list[int]:
+        return self._pool.pids
 
     def wake(self) -> None:
         self._pool.wake()

@@ -7,64 +7,132 @@ exit code is checked now and then as well, because another process that was fork
 keep the pipe open.
 """
 
+import errno
 import multiprocessing
 import os
 import pickle
-import signal
+import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 from fmsdata.errors import ConfigError, WorkerError
+from fmsdata.loader.fork_server import ForkServer, describe_exit
 from fmsdata.loader.reply import ReplySize
-from fmsdata.loader.worker import NOTE_BYTES, WorkerSpec, run_worker
+from fmsdata.loader.shared_memory import SharedMemory
+from fmsdata.loader.worker import Channel, Surroundings, WorkerSpec, run_worker
+from fmsdata.loader.worker_note import WorkerNote
 
+DEFAULT_METHOD = "forkserver"
 CHECK_SECONDS = 0.5  # how often exit codes are checked while waiting for a reply
 PATIENCE_SECONDS = 2.0  # how long workers may take to end by themselves
+MOST_REPORTED = 4  # silent workers whose stacks are shown
+LIMITS = {  # failures of the system that have a limit, and the limit's name
+    errno.EMFILE: ("open files of a process", "ulimit -n"),
+    errno.ENFILE: ("open files of the system", "/proc/sys/fs/file-max"),
+    errno.EAGAIN: ("processes of a user", "ulimit -u"),
+    errno.ENOMEM: ("memory", "free -h"),
+}
 
 
 class Worker(NamedTuple):
     """A worker process that was started."""
 
     spec: WorkerSpec
-    process: Any  # of multiprocessing: its classes differ by start method
-    connection: Connection
+    process: Any  # of multiprocessing, or a ServedProcess
+    channel: Channel
 
     def describe(self) -> str:
         """Which worker this is, and what it read last."""
-        note = bytes(self.spec.note.read(NOTE_BYTES)).decode(errors="replace").strip(" \0")
+        note = self.channel.note.read()
         name = f"worker {self.spec.index} of {self.spec.workers}"
         return f"{name}, which was reading {note}" if note else f"{name}, before it read anything"
 
+    def release(self) -> None:
+        """Close everything that belongs to a worker that was ended."""
+        self.channel.close()
+        with suppress(ValueError):  # a process of multiprocessing that is still alive can't be closed
+            self.process.close()
 
-def start_worker(spec: WorkerSpec, method: str, inherited: Sequence[Connection] = ()) -> Worker:
+
+def start_worker(spec: WorkerSpec, method: str, *, memories: int, inherited: Sequence[Connection] = ()) -> Worker:
     """Start a worker process.
 
-    `inherited` are the trainer's pipe ends so far, which a forked worker must close.
+    `memories` is the number of its memories for replies. `inherited` are the trainer's pipe ends so
+    far, which a forked worker must close.
     """
-    context: Any = multiprocessing.get_context(method)
-    ours, theirs = context.Pipe()
+    opened: list[Callable[[], None]] = []  # what to close after a failure
     try:
-        process = context.Process(
-            target=run_worker,
-            args=(spec, theirs, (*inherited, ours) if method == "fork" else ()),
-            name=f"fmsdata-worker-{spec.index}",
-            daemon=True,
-        )
-        process.start()
-    except BaseException as error:
-        ours.close()
-        if isinstance(error, pickle.PicklingError | AttributeError | TypeError):
-            raise ConfigError(
-                f"the pipeline can't be sent to worker processes that are started by {method!r}: {error}; "
-                "define functions and classes in a module, or use multiprocessing_context='fork'"
-            ) from None
-        raise
-    finally:
+        shared = []
+        for _ in range(memories + 1):
+            shared.append(SharedMemory())
+            opened.append(shared[-1].close)
+        ours, theirs = multiprocessing.Pipe()
+        opened += [ours.close, theirs.close]
+        channel = Channel(ours, WorkerNote(shared[0]), shared[1:])
+        if method == "fork":
+            process = _fork_worker(spec, channel, theirs, inherited)
+        else:
+            process = _serve_worker(spec, channel, theirs, method)
         theirs.close()
-    return Worker(spec, process, ours)
+        return Worker(spec, process, channel)
+    except BaseException as error:
+        for close in opened:
+            close()
+        if isinstance(error, OSError):
+            raise _system_limit(error, spec) from None
+        raise
+
+
+def _fork_worker(spec: WorkerSpec, channel: Channel, theirs: Connection, inherited: Sequence[Connection]) -> Any:
+    process = multiprocessing.get_context("fork").Process(
+        target=run_worker,
+        args=(spec, channel._replace(requests=theirs), (*inherited, channel.requests)),
+        name=f"fmsdata-worker-{spec.index}",
+        daemon=True,
+    )
+    process.start()
+    return process
+
+
+def _serve_worker(spec: WorkerSpec, channel: Channel, theirs: Connection, method: str) -> Any:
+    import cloudpickle  # for lambdas, and for functions and classes of a script or notebook
+
+    try:
+        text: bytes = cloudpickle.dumps(spec)
+    except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f"the pipeline can't be sent to worker processes that are started by {method!r}: {error}; create such "
+            "objects inside the function that uses them, when it is first called, or use multiprocessing_context='fork'"
+        ) from None
+    server = ForkServer.shared() if method == DEFAULT_METHOD else ForkServer()
+    memories = [channel.note.memory, *channel.memories]
+    try:
+        process = server.start([theirs.fileno(), *(memory.fileno() for memory in memories)])
+    except BaseException:
+        if method != DEFAULT_METHOD:
+            server.end()
+        raise
+    theirs.close()  # if the worker dies early, writing to it must fail
+    with suppress(ConnectionError):  # it died: `receive` finds out
+        channel.requests.send(Surroundings.of_trainer(spec.index))
+        channel.requests.send_bytes(text)
+    return process
+
+
+def _system_limit(error: OSError, spec: WorkerSpec) -> WorkerError:
+    """The error for a worker that could not be started because the system has a limit."""
+    what, where = LIMITS.get(error.errno or 0, ("", ""))
+    limit = ""
+    if error.errno == errno.EMFILE:
+        limit = f" of {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
+    reason = f"the limit{limit} on {what} ({where}) is reached; raise it" if what else "see the error"
+    return WorkerError(
+        f"worker {spec.index} of {spec.workers} could not be started: {error.strerror or error}: {reason}, or use "
+        "fewer workers (num_workers=0 reads in the trainer's process)"
+    )
 
 
 class WorkerPool:
@@ -73,37 +141,47 @@ class WorkerPool:
     One thread uses it; `check`, `wake` and `abort` may be called from others.
     """
 
-    def __init__(self, specs: Sequence[WorkerSpec], method: str) -> None:
+    def __init__(self, specs: Sequence[WorkerSpec], method: str, *, memories: int) -> None:
         self._owner = os.getpid()
         self._workers: list[Worker] = []
         self._ending = False
         self._death: str | None = None  # of the first worker that died
         try:
             for spec in specs:
-                inherited = [worker.connection for worker in self._workers]
-                self._workers.append(start_worker(spec, method, inherited))
+                inherited = [worker.channel.requests for worker in self._workers]
+                self._workers.append(start_worker(spec, method, memories=memories, inherited=inherited))
         except BaseException:
             self.close()
             raise
+
+    def memory(self, index: int, number: int) -> SharedMemory:
+        """One of the memories that a worker writes its replies to."""
+        return self._workers[index].channel.memories[number]
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the workers, as far as they are known."""
+        return [worker.process.pid for worker in list(self._workers) if worker.process.pid is not None]
 
     def request(self, batches: int) -> None:
         """Ask all workers for a round of this many batches."""
         for worker in self._workers:
             with suppress(ConnectionError):  # it died: `receive` finds out
-                worker.connection.send(batches)
+                worker.channel.requests.send(batches)
 
     def receive(self, index: int) -> ReplySize:
         """Wait for the next reply of a worker. Raises `WorkerError` if that can't come any more."""
         worker = self._workers[index]
+        requests = worker.channel.requests
         while True:
-            ready = wait([worker.connection, worker.process.sentinel], CHECK_SECONDS)
+            wait([requests, worker.process.sentinel], CHECK_SECONDS)
             if self._ending:
                 raise WorkerError("the loader was closed while it waited for its workers")
-            with suppress(EOFError, ConnectionError):
-                if worker.connection.poll():
-                    size: ReplySize = worker.connection.recv()
+            try:
+                if requests.poll():
+                    size: ReplySize = requests.recv()
                     return size
-            if ready:  # the worker is gone, and its exit code comes a moment later
+            except (EOFError, ConnectionError):  # it is gone, and its exit code comes a moment later
                 worker.process.join(PATIENCE_SECONDS)
                 self._report_death(worker)
             self.check()
@@ -111,6 +189,19 @@ class WorkerPool:
     def describe(self, index: int) -> str:
         """Which worker this is, and what it read last."""
         return self._workers[index].describe()
+
+    def silent(self) -> list[str]:
+        """The workers whose reply has not come: which, what they read, and where they are in their code.
+
+        Called from another thread, while `receive` waits.
+        """
+        silent = [worker for worker in list(self._workers) if not _has_reply(worker)]
+        reports = []
+        for worker in silent[:MOST_REPORTED]:
+            pid = worker.process.pid
+            doing = "has not started yet" if pid is None else worker.channel.note.stack(pid)
+            reports.append(f"process {pid}: {worker.describe()}: {doing}")
+        return reports
 
     def check(self) -> None:
         """Raise if a worker died. The others are ended too: their lines are of no use alone."""
@@ -123,7 +214,7 @@ class WorkerPool:
             return
         if self._death is None:
             process = worker.process
-            self._death = f"process {process.pid} {_describe_exit(process.exitcode)}: {worker.describe()}"
+            self._death = f"process {process.pid} {describe_exit(process.exitcode)}: {worker.describe()}"
             self._kill()
         raise WorkerError(
             f"{self._death}. The loader's position has not changed: "
@@ -151,23 +242,20 @@ class WorkerPool:
             return
         for worker in self._workers:
             with suppress(ConnectionError):
-                worker.connection.send(None)
+                worker.channel.requests.send(None)
         deadline = time.monotonic() + PATIENCE_SECONDS
         for worker in self._workers:
             worker.process.join(max(0.0, deadline - time.monotonic()))
             if worker.process.exitcode is None:
                 worker.process.kill()
-                worker.process.join()
         for worker in self._workers:
-            worker.connection.close()
+            worker.process.join(PATIENCE_SECONDS)  # more than a killed process needs
+            worker.release()
         self._workers = []
 
 
-def _describe_exit(code: int | None) -> str:
-    if code is None:
-        return "ended"
-    if code >= 0:
-        return f"exited with code {code}"
-    known = -code in set(signal.Signals)
-    name = signal.Signals(-code).name if known else f"signal {-code}"
-    return f"was killed by {name}" + (", perhaps because the system ran out of memory" if name == "SIGKILL" else "")
+def _has_reply(worker: Worker) -> bool:
+    try:
+        return worker.channel.requests.poll()
+    except (OSError, EOFError):  # it died, or the pool was closed meanwhile
+        return True

@@ -22,6 +22,7 @@ class Counts:
     documents: Ints
     tokens: Ints
     csv_root: str | None = None  # the folder whose `meta` lists some of them
+    notes: tuple[str, ...] = ()  # what a user should know of the files, in words
 
     @cached_property
     def mean_length(self) -> float:

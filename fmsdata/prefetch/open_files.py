@@ -41,11 +41,17 @@ class OpenFiles:
     def __init__(self, share: float = 0.0, on_read: Callable[[str], None] = _ignore) -> None:
         self.shards: Recent[tuple[MappedFile, Shard]] = Recent(OPEN_SHARDS)
         self.mapped = MappedFiles()
-        self.reading = on_read
+        self.reading_now = ""  # the last block that a lane began to read
+        self._on_read = on_read
         self._share = share
         self._buffers: dict[Storage, PrefetchBuffer] = {}
         self._remote: dict[object, RemoteSource] = {}
         self._decoded: dict[int, DecodedBatches] = {}  # by their budget
+
+    def reading(self, what: str) -> None:
+        """Called with a description of each block before it is read."""
+        self.reading_now = what
+        self._on_read(what)
 
     def open_blocks(self, files: ShardFiles, order: LaneOrder, lane: Lane) -> LaneBlocks:
         """The blocks of a source, for a lane that reads them in this order."""

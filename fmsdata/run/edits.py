@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 from fmsdata.core.lane import Lane
 from fmsdata.core.stage import Stage
-from fmsdata.core.state import State
-from fmsdata.errors import DataError, StateError
+from fmsdata.core.state import EDITED, Restoring, State, is_count, shown
+from fmsdata.errors import ConfigError, DataError, StateError
 from fmsdata.run.differences import changes_of_lines, changes_of_mixture, differences, parameters
 from fmsdata.run.recut import Recut
 from fmsdata.stages.delimit import Delimit
 from fmsdata.stages.filter import Filter
-from fmsdata.stages.mixture import Mixture, Phase, stages_down_to_mixture
+from fmsdata.stages.mixture import Mixture, Phase, check_weights, stages_down_to_mixture
+from fmsdata.stages.mixture.weights import checked_phases
 from fmsdata.stages.pack import Pack
 from fmsdata.stages.shard_reader import ShardReader
 from fmsdata.stages.shuffle import Shuffle
@@ -49,7 +50,14 @@ def edit_between(saved: State, now: State, lines: Stage, step: int) -> Edit:
 
     Raises if a run can't resume with it.
     """
-    removed, edits = dict(saved.get("removed", {})), list(saved.get("edits", []))
+    with Restoring("the description of the pipeline in the state"):
+        return _edit_between(saved, now, lines, step)
+
+
+def _edit_between(saved: State, now: State, lines: Stage, step: int) -> Edit:
+    removed, edits = saved.get("removed", {}), saved.get("edits", [])
+    if not isinstance(removed, dict) or not isinstance(edits, list) or not all(map(is_count, edits)):
+        raise StateError(f"its edits are {shown(edits)}, and it removed {shown(removed)}: {EDITED}")
     if _without_folders(saved.get("lines")) == _without_folders(now["lines"]):
         return Edit([], _pipeline(now, removed, edits), lambda _, state: state)
     stages = stages_down_to_mixture(lines)
@@ -122,7 +130,14 @@ def _old_mixture(mixture: Mixture, before: State) -> Mixture:
     old = copy.copy(mixture)
     old.sources = {name: _old_source(mixture, name, source) for name, source in sorted(before["children"].items())}
     weights = {name: before["weights"][name] for name in old.sources}
-    old.set_weights(weights, [Phase(**phase) for phase in before["phases"]])
+    phases = [Phase(**phase) for phase in before["phases"]]
+    try:
+        for shares in (weights, *(phase.weights for phase in phases)):
+            check_weights(old.sources, shares)
+        checked_phases(old.sources, phases)
+    except ConfigError as error:
+        raise StateError(f"{error}: {EDITED}") from None
+    old.set_weights(weights, phases)  # as they were saved, to the last bit
     return old
 
 
@@ -155,8 +170,13 @@ def _removed_source(mixture: Mixture, name: str, before: State) -> Stage:
 
 def _old_stage(stage: Stage, before: State, below: Stage) -> Stage:
     """A stage above the mixture as it was saved."""
-    old = copy.copy(stage)
-    old.below = below
-    for name in EDITABLE[type(stage)]:
-        setattr(old, name, before[name])
-    return old
+    if isinstance(stage, Filter):
+        old = copy.copy(stage)
+        old.below = below
+        return old
+    kind: Any = type(stage)
+    try:  # a new one, so that it checks what is in the state
+        made: Stage = kind(below, **{name: before[name] for name in EDITABLE[kind]})
+    except ConfigError as error:
+        raise StateError(f"{error}: {EDITED}") from None
+    return made

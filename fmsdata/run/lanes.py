@@ -6,14 +6,15 @@ last anchor and a number of lines to skip. Saving it asks no iterator.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from fmsdata.core.chunk import Chunk, Row
 from fmsdata.core.lane import Lane
-from fmsdata.core.state import State, number, part
-from fmsdata.errors import StageError, StateError
+from fmsdata.core.state import Restoring, State, part
+from fmsdata.errors import StageError
 from fmsdata.prefetch.open_files import OpenFiles
-from fmsdata.run.positions import Anchor, Milestone, Positions
+from fmsdata.run.positions import Anchor, Milestone, Positions, lines_taken
 from fmsdata.run.tally import Tallies, Tally, count_tokens
 
 if TYPE_CHECKING:
@@ -64,14 +65,9 @@ class _RunningLane:
     def __init__(self, data: "Rescalable", lane: Lane, state: State | None) -> None:
         self.lane, self._columns = lane.index, data.columns
         self.tallies: list[Tally] = []  # of chunks that were begun and not reported yet
-        try:
-            self.lines = number(state, "lines")
-            self._row = number(state, "skip")
-            if self._row > self.lines:
-                raise StateError(f"'skip' is {self._row}, more than the {self.lines} lines taken")
+        with nullcontext() if state is None else restoring(lane.index):
+            self.lines, self._row = lines_taken(state, data.lines, data.lanes)
             self._iterator = data.lines.open(lane, part(state, "anchor"))
-        except (StateError, KeyError, TypeError, IndexError, ValueError) as error:
-            raise unusable(lane.index, error) from None
         self._chunk: Chunk | None = None
         self._drop_anchor(0)
 
@@ -103,6 +99,6 @@ class _RunningLane:
         self.anchor = Anchor(self.lane, self.lines - self._row, text)
 
 
-def unusable(lane: int, error: Exception) -> StateError:
-    """The error for a saved state that a lane can't be opened with."""
-    return StateError(f"the state of lane {lane} can't be used: {error}")
+def restoring(lane: int) -> Restoring:
+    """The context in which the saved state of a lane is read."""
+    return Restoring(f"the state of lane {lane}")

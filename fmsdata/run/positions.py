@@ -10,9 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from fmsdata.core.keys import Ints
-from fmsdata.core.state import State
+from fmsdata.core.stage import Stage
+from fmsdata.core.state import EDITED, State, number, part
+from fmsdata.errors import StateError
 from fmsdata.planning.schedule import Turns
 from fmsdata.run.tally import Tallies, Tally
+from fmsdata.stages.shuffle import Shuffle
+
+CHUNK_LINES, CHUNK_TOKENS = 1 << 26, 1 << 32  # no lane plans more at once
 
 
 class Anchor(NamedTuple):
@@ -24,6 +29,22 @@ class Anchor(NamedTuple):
 
 
 Milestone: TypeAlias = Anchor | Tally
+
+
+def lines_taken(state: State | None, lines: Stage, lanes: int) -> tuple[int, int]:
+    """The lines taken of a lane, and how many of them are behind its anchor: part of one chunk.
+
+    Raises if there can't be that many, because finding the position would take forever.
+    """
+    taken, skip = number(state, "lines"), number(state, "skip")
+    most = min(CHUNK_LINES, CHUNK_TOKENS // max(1, lines.window_tokens()))
+    if isinstance(lines, Shuffle):
+        most = lines.window - number(part(state, "anchor"), "taken") - 1
+    if taken * lanes >= 1 << 62:
+        raise StateError(f"'lines' is {taken}, more than there can be: {EDITED}")
+    if skip > min(taken, max(0, most)):
+        raise StateError(f"'skip' is {skip} of {taken} lines, but the anchor is at most {most} lines back: {EDITED}")
+    return taken, skip
 
 
 class Positions:

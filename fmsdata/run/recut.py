@@ -15,6 +15,8 @@ from fmsdata.core.lane import Lane
 from fmsdata.core.ranges import merge
 from fmsdata.core.stage import Stage
 from fmsdata.core.state import State, number, part
+from fmsdata.errors import StateError
+from fmsdata.run.positions import lines_taken
 from fmsdata.stages.delimit import Delimit
 from fmsdata.stages.filter import Filter
 from fmsdata.stages.mixture.leftovers import Leftover, marked_runs
@@ -57,7 +59,7 @@ class Recut:
     def _replay(self, lane: Lane, state: State) -> tuple[State, State, Chunk | None]:
         """The state before the lines in progress, the state after them, and the lines not taken."""
         start = part(state, "anchor") or {}
-        row = number(state, "skip")
+        _, row = lines_taken(state, self._old[0], lane.count)
         if row == 0:
             return start, start, None
         iterator = self._old[0].open(lane, start)
@@ -80,6 +82,8 @@ class Recut:
             return unpack_sources(states[-1]), None
         iterator = self._old[self._pack + 1].open(lane, states[self._pack + 1])
         document = TokenRun(iterator.read().slice(0, 1))
+        if used >= len(document):
+            raise StateError(f"'used' is {used}, but the document has only {len(document)} tokens")
         states = self._states(iterator.state(1), self._pack + 1)
         return unpack_sources(states[-1]), document.cut(np.array([used, len(document)]))
 

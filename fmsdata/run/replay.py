@@ -5,18 +5,20 @@ The content of a sample comes from planning its lane up to there, from the start
 checkpoint.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 from fmsdata.core.checks import whole
 from fmsdata.core.chunk import Chunk, epochs, provenance
 from fmsdata.core.lane import Lane
-from fmsdata.core.state import State, number, part
+from fmsdata.core.state import State, number, parse, part
 from fmsdata.errors import CheckpointError, ConfigError, StateError
 from fmsdata.planning.schedule import Schedule, Segment, continued
 from fmsdata.prefetch.open_files import OpenFiles
 from fmsdata.run.checkpoints import Checkpoints
+from fmsdata.run.lanes import restoring
+from fmsdata.run.positions import lines_taken
 from fmsdata.run.rescalable import Rescalable, Resumed
 
 Watch = Callable[[float, int], None]  # is called with the lanes read so far, and the number of lanes to read
@@ -60,6 +62,7 @@ class Replay:
         self._host = OpenFiles()
         steps = [] if checkpoints is None else [step for step in checkpoints.steps() if checkpoints.is_complete(step)]
         self.newest = max(steps, default=0)
+        self._pipeline: State | None = None  # of the newest checkpoint
         self._edited = 0  # the first step after the last edit of the mix
         history = self._history() if steps else []
         self._assumed = world_size is not None
@@ -155,6 +158,7 @@ class Replay:
 
     def _history(self) -> list[Segment]:
         saved, pipeline = self._load(self.newest, [0])
+        self.data, self._pipeline = saved.data, pipeline
         self._edited = max(pipeline.get("edits", []), default=0)
         self._first_lane_lines = number(saved.lanes[0], "lines")
         return saved.history
@@ -165,22 +169,24 @@ class Replay:
             raise CheckpointError(f"there is no folder with a checkpoint of step {step}")
         states = self._checkpoints.read(step, lanes)
         try:
-            saved = self.data.resume(states, lanes)
+            saved = self.data.resume(states, lanes, windows_of=self._pipeline)
             if saved.changes and step != self._edited:  # at that step, the run resumed with this mix
                 raise StateError(f"the state belongs to a different mix: {'; '.join(saved.changes)}")
         except StateError as error:
             raise StateError(
                 f"{self._checkpoints}/step-{step}: {error}; use the configuration that the run had at that step"
             ) from None
-        return saved, json.loads(states[0]["pipeline"])
+        return saved, parse(states[0]["pipeline"], "the description of the pipeline")
 
 
 class ReplayedLane:
     """A lane that is read chunk by chunk, from its start or from a saved state."""
 
     def __init__(self, data: Rescalable, lane: Lane, state: State | None) -> None:
-        self.line = number(state, "lines") - number(state, "skip")  # the number of the next line
-        self._iterator = data.lines.open(lane, part(state, "anchor"))
+        with nullcontext() if state is None else restoring(lane.index):
+            taken, skip = lines_taken(state, data.lines, data.lanes)
+            self._iterator = data.lines.open(lane, part(state, "anchor"))
+        self.line = taken - skip  # the number of the next line
         self._taken = 0
 
     def read(self) -> Chunk:

@@ -5,13 +5,20 @@ size decide who executes a lane, never what it yields. Rescaling only moves lane
 another.
 """
 
+import copy
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import multiprocessing
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from multiprocessing.context import get_spawning_popen
 from typing import NamedTuple
 
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import IterableDataset, get_worker_info
 
 from fmsdata.core.blocks import Host
@@ -20,14 +27,19 @@ from fmsdata.core.chunk import Item
 from fmsdata.core.lane import Lane
 from fmsdata.core.stage import Stage, endless
 from fmsdata.core.state import State
-from fmsdata.errors import ConfigError, StateError
+from fmsdata.errors import ConfigError
 from fmsdata.planning.schedule import Segment
 from fmsdata.prefetch.open_files import OpenFiles
 from fmsdata.run.edits import edit_between
-from fmsdata.run.lanes import Lanes, unusable
-from fmsdata.run.ranks import rank_and_world_size
+from fmsdata.run.gather import gather_state
+from fmsdata.run.lanes import Lanes, restoring
+from fmsdata.run.ranks import Ranks
+from fmsdata.run.samples import Samples
+from fmsdata.run.settled import with_windows_of
+from fmsdata.run.shared_marks import SharedMarks
 from fmsdata.run.shares import source_sizes
-from fmsdata.run.state import pack_state, unpack_states
+from fmsdata.run.state import unpack_states
+from fmsdata.run.wrappers import refuse_to_save, refuse_wrappers
 
 log = logging.getLogger("fmsdata")
 
@@ -40,17 +52,37 @@ class Rescalable(IterableDataset[Item]):
 
     >>> data = Rescalable(lines, lanes=192, seed=42)     # doctest: +SKIP
 
-    It also works in torch's own `DataLoader`. Its state is then that of the newest iteration over it.
+    It also works in torch's own `DataLoader`: each rank and each worker process reads its own lanes.
+    Its state is then that of the newest iteration over it. The rank comes from `rank` and `world_size`,
+    from `mesh` (a device mesh with a data-parallel dimension, or that sub-mesh) or from `process_group`,
+    else from torch.distributed, else from RANK and WORLD_SIZE, when the iteration begins.
     """
 
-    def __init__(self, lines: Stage, *, lanes: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        lines: Stage,
+        *,
+        lanes: int,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
+        process_group: ProcessGroup | None = None,
+    ) -> None:
         if not isinstance(lines, Stage):
             raise ConfigError(f"Rescalable takes a stage, got {lines!r}")
-        self.lines = endless(lines, "Rescalable")
         self.lanes = whole("lanes", lanes, least=1)
+        self.lines = endless(lines, "Rescalable").settled(self.lanes)
         self.seed = whole("seed", seed, least=None)
         self._newest: Samples | None = None  # the iteration whose state is that of this dataset
-        self._waiting: Samples | None = None  # an opened iteration for the next `iter()`
+        self._loaded: list[State] | None = None  # the states that iterations start from
+        self._sent: _SentRanks | None = None  # from the process that sent this dataset here
+        self._wrapper: str | None = None  # what reads the newest iteration ahead of the trainer
+        self._next_wrapper: str | None = None  # the same for the next iteration
+        self._have_workers = SharedMarks()  # the processes whose workers read it
+        self._given = Ranks.given_by(rank, world_size, mesh, process_group)
+        if self._given is not None:
+            self.lanes_of(self._given.rank, self._given.world_size)
 
     def lanes_of(self, rank: int, world_size: int) -> range:
         """The lanes that a rank reads."""
@@ -80,17 +112,21 @@ class Rescalable(IterableDataset[Item]):
         """Start to read some of the lanes, or resume from their states."""
         return Lanes(self, list(lanes), states, host)
 
-    def resume(self, states: State | Sequence[State], lanes: Sequence[int]) -> "Resumed":
-        """What some of the lanes resume from, converted to the pipeline as it is now."""
+    def resume(
+        self, states: State | Sequence[State], lanes: Sequence[int], windows_of: State | None = None
+    ) -> "Resumed":
+        """What some of the lanes resume from, converted to the pipeline as it is now.
+
+        Windows that were left to choose are those of the saved pipeline, or of `windows_of`.
+        """
         saved = unpack_states(states, self.description, lanes)
-        edit = edit_between(saved.pipeline, json.loads(self.fingerprint), self.lines, saved.step)
+        data = with_windows_of(self, windows_of or saved.pipeline)
+        edit = edit_between(saved.pipeline, json.loads(data.fingerprint), data.lines, saved.step)
         host = OpenFiles()
 
         def converted(lane: int, state: State) -> State:
-            try:
-                return edit.convert(replace(self.lane(lane, host), marks=True), state)
-            except (StateError, KeyError, TypeError, IndexError, ValueError) as error:
-                raise unusable(lane, error) from None
+            with restoring(lane):
+                return edit.convert(replace(data.lane(lane, host), marks=True), state)
 
         return Resumed(
             saved.step,
@@ -98,6 +134,7 @@ class Rescalable(IterableDataset[Item]):
             json.dumps(edit.pipeline),
             edit.changes,
             {lane: converted(lane, state) for lane, state in saved.lanes.items()},
+            data,
         )
 
     @cached_property
@@ -120,32 +157,92 @@ class Rescalable(IterableDataset[Item]):
         """The column of each source in a tally."""
         return {name: column for column, name in enumerate(self.source_sizes)}
 
-    def __iter__(self) -> "Samples":
+    def ranks(
+        self,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
+        process_group: ProcessGroup | None = None,
+    ) -> Ranks:
+        """The rank that a loader of this data reads as: from its arguments, else those of this dataset."""
+        ranks, own = Ranks.given_by(rank, world_size, mesh, process_group), self._given
+        if ranks is not None and own is not None and (ranks.rank, ranks.world_size) != (own.rank, own.world_size):
+            raise ConfigError(f"the loader is {ranks}, and its Rescalable is {own}; give the rank to one of them")
+        return ranks or own or Ranks.found()
+
+    def __iter__(self) -> Samples:
         """The samples of this rank, one by one, from the start or from the loaded state."""
-        self._newest, self._waiting = self._waiting or self._open(), None
+        refuse_wrappers(self._ranks_here(), self.lanes, self.seed)
+        trainer = multiprocessing.parent_process()
+        if get_worker_info() is None:
+            self._have_workers.discard(os.getpid())
+        elif trainer is not None and trainer.pid is not None:
+            self._have_workers.add(trainer.pid)
+        self._newest = self._open()
+        self._wrapper, self._next_wrapper = self._next_wrapper, None
         return self._newest
 
-    def state_dict(self) -> State:
-        """The state of the newest iteration over this dataset."""
-        if self._newest is None:
-            self._newest = self._waiting = self._open()
-        return self._newest.state_dict()
+    def set_epoch(self, epoch: int) -> None:  # noqa: ARG002
+        """Does nothing: the stream knows its epochs.
+
+        Wrappers call it before they iterate. Those that can't read the stream exactly are refused.
+        """
+        self._next_wrapper = refuse_wrappers(self._ranks_here(), self.lanes, self.seed)
+
+    def state_dict(self, *, gather: bool = False) -> State:
+        """The state of the newest iteration over this dataset, in this process.
+
+        With `gather`, that of all ranks: a collective, and the same on every rank.
+        """
+        ranks = self._ranks_here()
+        refuse_to_save(ranks, gather, "worker processes" if os.getpid() in self._have_workers else self._wrapper)
+        return gather_state(self._state, ranks, self.lanes) if gather else self._state()
+
+    def _state(self) -> State:
+        return (self._newest or self._open()).state_dict()
 
     def load_state_dict(self, state: State | Sequence[State]) -> None:
-        """Resume the next iteration from a state."""
-        opened = self._open()
-        opened.load_state_dict(state)
-        self._newest = self._waiting = opened
+        """Begin iterations at a state: that of one rank, or the list of those of all ranks."""
+        self._open(state).log_changes()  # raises if the state does not belong here
+        self._loaded = copy.deepcopy([state] if isinstance(state, Mapping) else list(state))
+        self._newest, self._wrapper = None, None
+        self._have_workers.discard(os.getpid())
 
-    def _open(self) -> "Samples":
-        rank, world_size = rank_and_world_size()
-        lanes = self.lanes_of(rank, world_size)
+    def _open(self, states: State | Sequence[State] | None = None) -> Samples:
+        ranks = self._ranks_here()
+        lanes = self.lanes_of(ranks.rank, ranks.world_size)
         worker = get_worker_info()
-        return Samples(self, lanes if worker is None else lanes[worker.id :: worker.num_workers], world_size)
+        samples = Samples(self, lanes if worker is None else lanes[worker.id :: worker.num_workers], ranks)
+        states = self._loaded if states is None else states
+        if states is not None:
+            samples.resume(states)
+        return samples
+
+    def _ranks_here(self) -> Ranks:
+        """The rank of this process; in a worker process of torch, that of the trainer which started it."""
+        if self._given is not None:
+            return self._given
+        trainer, sent = multiprocessing.parent_process(), self._sent
+        if get_worker_info() is not None and sent is not None and trainer is not None and sent.process == trainer.pid:
+            return sent.ranks
+        return Ranks.found()
 
     def __getstate__(self) -> State:
-        """What is pickled: the recipe, not an iteration over it."""
-        return {**vars(self), "_newest": None, "_waiting": None}
+        """What is pickled: the recipe, and the loaded state as plain data; not an iteration over it."""
+        given = None if self._given is None else replace(self._given, groups=())
+        sent = None
+        with suppress(ConfigError):  # it is raised where it matters: in the process that reads as this rank
+            sent = _SentRanks(os.getpid(), replace(self._ranks_here(), groups=()))
+        if get_spawning_popen() is not None:  # to a process that is being started
+            self._have_workers.add(os.getpid())
+        return {**vars(self), "_newest": None, "_given": given, "_sent": sent}
+
+
+class _SentRanks(NamedTuple):
+    """The rank of the process that sent a dataset to another one."""
+
+    process: int
+    ranks: Ranks
 
 
 class Resumed(NamedTuple):
@@ -156,52 +253,9 @@ class Resumed(NamedTuple):
     pipeline: str  # to save with its states from now on
     changes: list[str]  # what differs from the saved pipeline, in words
     lanes: dict[int, State]
+    data: Rescalable  # to read with: its windows are those of the saved run
 
     def log_changes(self) -> None:
         """Log the changes, if there are any. Call it on one rank of a run."""
         if self.changes:
             log.warning("resuming from step %d with changes: %s", self.step, "; ".join(self.changes))
-
-
-class Samples(Iterator[Item]):
-    """The samples of some lanes, one by one, with a state after each."""
-
-    def __init__(self, data: Rescalable, lanes: Sequence[int], world_size: int) -> None:
-        self._data, self._mine, self._world_size = data, lanes, world_size
-        self._pipeline = data.fingerprint
-        self._start(0, None)
-
-    def _start(self, step: int, states: Mapping[int, State] | None) -> None:
-        self._lanes = self._data.start(self._mine, states)
-        self._positions = self._lanes.positions(step)
-        self._turns = self._positions.turns()
-
-    def __next__(self) -> Item:
-        if not self._mine:  # more worker processes than lanes
-            raise StopIteration
-        try:
-            samples = self._turns.take(1)
-            ((chunk, row),), passed = self._lanes.take(samples)
-            item = chunk[row]
-        except BaseException:
-            self._start(self._positions.step, self._positions.states(self._mine))
-            raise
-        self._positions = self._positions.after(samples, passed)
-        return item
-
-    def state_dict(self) -> State:
-        """The state of these lanes."""
-        return pack_state(
-            self._pipeline,
-            self._positions.state(),
-            step=self._positions.step,
-            history=[Segment(0, self._world_size, 1)],
-        )
-
-    def load_state_dict(self, state: State | Sequence[State]) -> None:
-        """Resume from a state."""
-        saved = self._data.resume(state, self._mine)
-        self._start(saved.step, saved.lanes)
-        self._pipeline = saved.pipeline
-        if 0 in self._mine:
-            saved.log_changes()

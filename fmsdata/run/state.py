@@ -6,15 +6,16 @@ torch.distributed.checkpoint does. A lane and the pipeline are JSON texts: one v
 nothing that a caller can modify in place.
 """
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fmsdata.core.state import State, number
+from fmsdata.core.state import EDITED, State, is_count, number, parse, shown
 from fmsdata.errors import StateError
 from fmsdata.planning.schedule import Segment
 
 VERSION = 2
+LANE = re.compile(r"[0-9]{1,18}")
 
 
 class Saved(NamedTuple):
@@ -66,7 +67,7 @@ def unpack_states(states: State | Sequence[State], description: State, lanes: Se
         raise StateError(
             f"no state for lane {_few(missing)}: the given states hold lanes {_few(given) or 'none'}"
             + (f", saved by one of {many[0]['history'][-1][1]} ranks" if len(many) == 1 else "")
-            + "; on a different number of ranks, give the list of the states of all ranks"
+            + "; give the list of the states of all ranks, or save one for all of them with state_dict(gather=True)"
         )
     step = many[0]["step"] if many else 0
     history = [Segment(*segment) for segment in many[0]["history"]] if many else []
@@ -76,10 +77,7 @@ def unpack_states(states: State | Sequence[State], description: State, lanes: Se
 
 def _lane(lane: int, text: str, step: int) -> State:
     """The state of one lane."""
-    try:
-        state = dict(json.loads(text))
-    except (TypeError, ValueError):
-        raise StateError(f"the state of lane {lane} is not JSON: it is damaged or was edited") from None
+    state = parse(text, f"the state of lane {lane}")
     if number(state, "step") != step:
         raise StateError(
             f"the state of lane {lane} is from step {state['step']}, but the run is at step {step}: "
@@ -98,10 +96,10 @@ def _check(state: Any, description: State) -> None:
         )
     number(dict(state), "step")
     saved = _pipeline(state)
-    if not isinstance(state.get("lanes"), Mapping) or not all(str(lane).isdecimal() for lane in state["lanes"]):
-        raise StateError("the state has no lanes: it is damaged or was edited")
-    if not _is_history(state.get("history")):
-        raise StateError(f"the history in the state is {state.get('history')!r}: it is damaged or was edited")
+    if not isinstance(state.get("lanes"), Mapping) or not all(map(LANE.fullmatch, map(str, state["lanes"]))):
+        raise StateError(f"the state has no lanes: {EDITED}")
+    if not _is_history(state.get("history"), state["step"]):
+        raise StateError(f"the history in the state is {shown(state.get('history'))}: {EDITED}")
     for name, why in (
         ("seed", "the order of the stream depends on it"),
         ("lanes", "it is fixed for a run"),
@@ -113,21 +111,20 @@ def _check(state: Any, description: State) -> None:
 
 
 def _pipeline(state: Mapping[str, Any]) -> State:
-    try:
-        return dict(json.loads(state["pipeline"]))
-    except (KeyError, TypeError, ValueError):
-        raise StateError("the state does not describe its pipeline: it is damaged or was edited") from None
+    return parse(state.get("pipeline"), "the description of the pipeline in the state")
 
 
-def _is_history(history: Any) -> bool:
+def _is_history(history: Any, step: int) -> bool:
+    """Whether these are segments of a run up to a step. It has fewer samples than 64 bits can count."""
     return (
         isinstance(history, list)
         and bool(history)
         and all(
             isinstance(segment, list)
             and len(segment) == 3
-            and all(type(value) is int and value >= 0 for value in segment)
+            and all(map(is_count, segment))
             and min(segment[1:]) > 0
+            and max(step, segment[0]) * segment[1] * segment[2] < 1 << 62
             for segment in history
         )
     )

@@ -20,7 +20,8 @@ from fmsdata.core.lane import Lane
 from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, TAIL, Buffer
 from fmsdata.core.stage import Size, Stage
 from fmsdata.core.state import State, number
-from fmsdata.corpus.counts import list_shards, read_counts
+from fmsdata.corpus.counts import read_counts
+from fmsdata.corpus.listing import list_shards
 from fmsdata.errors import ConfigError, DataError, StateError
 from fmsdata.planning.blocks import cut_blocks
 from fmsdata.planning.lane_order import LaneOrder, PlannedBlock
@@ -109,6 +110,11 @@ class ShardReader(Stage):
 
     def size(self) -> Size:
         return Size(int(self.counts.documents.sum()), int(self.counts.tokens.sum()))
+
+    @property
+    def remote_bytes(self) -> int:
+        """The size of all shards together, if they are not on a local disk; else 0."""
+        return sum(entry.size for entry in self._files.entries)
 
     def with_max_epochs(self, max_epochs: float | None) -> "ShardReader":
         """The same source with a different end."""

@@ -4,6 +4,10 @@ The order of a window depends only on its number, so the state is where the wind
 of its items were taken.
 """
 
+import copy
+from collections.abc import Mapping
+from typing import Literal
+
 from fmsdata.core.checks import whole
 from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import Cursor, StageIterator
@@ -11,24 +15,73 @@ from fmsdata.core.keys import key_of, keyed_order
 from fmsdata.core.lane import Lane
 from fmsdata.core.stage import Stage, endless
 from fmsdata.core.state import State, number, part
-from fmsdata.errors import StateError
+from fmsdata.errors import ConfigError, StateError
+
+DISTANCE = 10_000  # items between two neighbours
+WINDOW_PER_DISTANCE = 3  # in a random order of n items, two of them are n / 3 apart on average
+EPOCH_PER_WINDOW = 8  # a window holds at most this part of a lane's epoch
 
 
 class Shuffle(Stage):
     """The items in windows of `window` items, each window in its own random order.
 
-    >>> lines = Shuffle(lines, window=256)     # doctest: +SKIP
+    With `window="auto"`, the default, two neighbouring items of a lane are 10,000 items of the lane
+    apart on average, or `distance`: a window of three times as many. It holds at most an eighth of
+    what a lane reads in one epoch of all sources. A run keeps the number that it started with.
+
+    >>> lines = Shuffle(lines)                      # doctest: +SKIP
+    >>> lines = Shuffle(lines, distance=2000)       # doctest: +SKIP
+    >>> lines = Shuffle(lines, window=256)          # doctest: +SKIP
     """
 
-    def __init__(self, below: Stage, *, window: int) -> None:
+    def __init__(self, below: Stage, *, window: int | Literal["auto"] = "auto", distance: int | None = None) -> None:
         super().__init__(endless(below, "Shuffle"))
-        self.window = whole("shuffle window", window, least=1)  # 1 keeps the order
+        self._distance: int | None = None  # None: the window is a number of the user's
+        self._settled = False  # whether the number of lanes was known when the window was chosen
+        if isinstance(window, str):
+            if window != "auto":
+                raise ConfigError(f"shuffle window is {window!r}; it must be a number of lines, or 'auto'")
+            self._distance = whole("shuffle distance", DISTANCE if distance is None else distance, least=1)
+            self.window = self._chosen_window(lanes=1)
+        elif distance is not None:
+            raise ConfigError(
+                f"shuffle has a window of {window!r} lines and a distance of {distance!r}; give one of the two: "
+                f"a distance of n is a window of {WINDOW_PER_DISTANCE} * n"
+            )
+        else:
+            self.window = whole("shuffle window", window, least=1)  # 1 keeps the order
+
+    def _chosen_window(self, lanes: int) -> int:
+        window = WINDOW_PER_DISTANCE * (self._distance or DISTANCE)
+        items = self.below.epoch_items()
+        return max(1, min(window, items // (lanes * EPOCH_PER_WINDOW))) if items else window
+
+    def settled(self, lanes: int, saved: State | None = None) -> Stage:
+        stage = super().settled(lanes, saved)
+        if self._distance is None or not isinstance(stage, Shuffle):
+            return stage
+        window = _saved_window(saved) or stage._chosen_window(lanes)
+        if stage._settled and window == stage.window:
+            return stage
+        stage = copy.copy(stage)
+        stage.window, stage._settled = window, True
+        return stage
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
+        if self._distance is not None and not self._settled:  # read without Rescalable, or below a stage that hides it
+            return self.settled(lane.count).open(lane, state)
         return _ShuffleIterator(self, lane, state)
 
     def window_tokens(self) -> int:
         return self.window * super().window_tokens()
+
+
+def _saved_window(saved: State | None) -> int | None:
+    """The window in the saved description of a shuffle."""
+    if not isinstance(saved, Mapping) or saved.get("stage") != Shuffle.__name__:
+        return None
+    window = saved.get("window")
+    return window if type(window) is int and window >= 1 else None
 
 
 class _ShuffleIterator(StageIterator):

@@ -16,10 +16,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from fmsdata.core import fork_gate
+
 T = TypeVar("T")
 Kept = TypeVar("Kept")
 THREADS = 64  # at most, for blocking filesystems
 CLOSING_SECONDS = 2.0
+PAUSE_SECONDS = 30.0  # at most, while another thread forks
 CLOSED = "this connection was closed, or belongs to a parent process; create it again"
 
 
@@ -36,6 +39,8 @@ class IoThread:
         self._closing: list[Callable[[], Awaitable[None]]] = []
         self._thread = threading.Thread(target=self._serve, name="fmsdata-io", daemon=True)
         self._thread.start()
+        self._resume = threading.Event()
+        fork_gate.register(self)
 
     @classmethod
     def current(cls) -> "IoThread":
@@ -113,6 +118,27 @@ class IoThread:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
 
+    def shut(self, timeout: float) -> bool:
+        """Before a fork: let the loop pause between two steps of its work."""
+        if threading.current_thread() is self._thread or not self._thread.is_alive():
+            return True
+        paused, self._resume = threading.Event(), threading.Event()
+        try:
+            self.loop.call_soon_threadsafe(_pause, paused, self._resume)
+        except RuntimeError:  # the loop has ended
+            return True
+        if not paused.wait(timeout):
+            self.reopen()
+            return False
+        return True
+
+    def reopen(self) -> None:
+        """After the fork."""
+        self._resume.set()
+
+    def forget(self) -> None:
+        """In the child, which leaves this loop alone: see `_forked`."""
+
     def _close(self) -> None:
         """Takes a few seconds at most, even if requests stall."""
         with suppress(Exception):
@@ -142,6 +168,11 @@ class IoThread:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(cls._current))
         cls._current = None
         cls._lock = threading.RLock()
+
+
+def _pause(paused: threading.Event, resume: threading.Event) -> None:
+    paused.set()
+    resume.wait(PAUSE_SECONDS)
 
 
 def _resolve(future: Future[T], task: "asyncio.Task[T]") -> None:

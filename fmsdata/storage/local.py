@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -13,6 +13,7 @@ from fmsdata.errors import DataError
 from fmsdata.storage.clients.base import Entry, Listing
 
 Opened = TypeVar("Opened")
+FileId: TypeAlias = tuple[int, int]  # the device and the number of a file on it
 SMALL = 1 << 16
 
 
@@ -22,10 +23,33 @@ def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
 
     Hidden files and folders are left out: interrupted copies leave them behind. Links are followed.
     """
-    return sorted(_walk(str(folder), "", suffixes, ()))
+    return sorted(inside + entry.name for inside, entry in _walk(str(folder), "", suffixes, ()))
 
 
-def _walk(folder: str, inside: str, suffixes: tuple[str, ...], above: tuple[str, ...]) -> Iterator[str]:
+def list_ids(folder: Path, suffixes: tuple[str, ...]) -> list[tuple[str, FileId]]:
+    """The same files, unsorted, each with its number on its disk.
+
+    Files with one number are one file under several names. The numbers come with the listing; only
+    links cost a call each.
+    """
+    devices: dict[str, int] = {}
+
+    def file_id(entry: os.DirEntry[str]) -> FileId:
+        if entry.is_symlink():
+            status = os.stat(entry.path) if os.path.exists(entry.path) else entry.stat(follow_symlinks=False)
+            return status.st_dev, status.st_ino
+        parent = os.path.dirname(entry.path)
+        if parent not in devices:
+            devices[parent] = os.stat(parent).st_dev
+        return devices[parent], entry.inode()
+
+    return [(inside + entry.name, file_id(entry)) for inside, entry in _walk(str(folder), "", suffixes, ())]
+
+
+def _walk(
+    folder: str, inside: str, suffixes: tuple[str, ...], above: tuple[str, ...]
+) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
+    """The files, each after the path from the outermost folder to the folder that it is in."""
     real = os.path.realpath(folder)
     if real in above:
         raise DataError(f"{folder}: links to a folder that it is in; remove the link")
@@ -41,7 +65,7 @@ def _walk(folder: str, inside: str, suffixes: tuple[str, ...], above: tuple[str,
         elif entry.name.endswith(suffixes):
             if not entry.is_file() and not entry.is_symlink():
                 raise DataError(f"{entry.path}: not a regular file; remove it or give it another name")
-            yield inside + entry.name
+            yield inside, entry
 
 
 def list_level(folder: Path) -> Listing:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
-from fmsdata.core.checks import whole
+from fmsdata.core.checks import seconds, whole
 from fmsdata.errors import ConfigError
 
 
@@ -84,8 +84,7 @@ def _check(settings: Any, section: str) -> None:
             case SettingKind.POSITIVE_COUNT:
                 whole(name, value, least=1)
             case SettingKind.SECONDS:
-                if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-                    raise ConfigError(f"{name} is {value!r}; it must be a number of seconds above zero")
+                seconds(name, value)
             case SettingKind.LOCAL_FOLDER:
                 if not isinstance(value, str) or not value or "://" in value:
                     raise ConfigError(f"{name} is {value!r}; it must be a folder on a local disk")

@@ -3,7 +3,7 @@
 Tokens are copied here and only here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from fmsdata.core.keys import Ints, Keys, mix_array, offsets
 from fmsdata.core.memory import Source
 from fmsdata.core.spans import BEGINS, BUFFER, DOCUMENT, LENGTH, PADDING, POSITION, TAIL, Span
 from fmsdata.core.tokens import Tokens
-from fmsdata.errors import ConfigError
+from fmsdata.errors import ConfigError, StageError
 
 
 class DocumentSpans(NamedTuple):
@@ -37,6 +37,8 @@ class Batch:
     padding: list[int]  # how many tokens at the end of each line are padding
     extra_tokens: int
     _make_lines: Callable[[], Chunk]
+    sources: Collection[str] = ()  # all sources of the run by name, sorted; their numbers are `source_ids`
+    padding_segment: bool = False  # whether padding is a segment of its own
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -73,16 +75,45 @@ class Batch:
             keys = mix_array(keys ^ spans[first, column].astype(np.uint64))
         return keys
 
-    @cached_property
-    def segments(self) -> tuple[Ints, Ints]:
-        """The documents in the tokens that the model sees.
+    @property
+    def document_starts(self) -> tuple[Ints, Ints]:
+        """Where documents start in the whole lines: line and position of each first token.
 
-        Returns where each starts in the flat batch, and its number in its line. Padding has the
-        number -1.
+        A document that continues from the line before starts at position 0.
         """
         line, position, begins, number = self._positions
-        seen = begins & (position < self.length)
-        return line[seen] * self.length + position[seen], number[seen]
+        starts = begins & (number >= 0)
+        return line[starts], position[starts]
+
+    def cu_seqlens(self) -> Ints:
+        """Where segments start in the flat batch that the model sees, and the end of the batch.
+
+        A segment is a document. Padding continues the segment before it, unless it is to be a
+        segment of its own.
+        """
+        line, position, begins, number = self._positions
+        starts = begins & (position < self.length)
+        if not self.padding_segment:
+            starts &= (number >= 0) | (position == 0)
+        return np.append(line[starts] * self.length + position[starts], len(self) * self.length)
+
+    def document_numbers(self) -> Ints:
+        """The document of its line that each token of the whole lines belongs to; -1 for padding."""
+        return self._per_token(self._positions[3])
+
+    def source_numbers(self) -> Ints:
+        """The source of each token of the whole lines, as its place in `sources`; -1 for padding."""
+        lines, places = self.lines, {name: place for place, name in enumerate(self.sources)}
+        of_buffer = np.array([places.get(buffer.source, -1) for buffer in lines.buffers], np.int64)
+        padding = lines.spans[:, DOCUMENT] == PADDING
+        numbers = np.where(padding, -1, of_buffer.take(lines.spans[:, BUFFER]))
+        if unknown := np.flatnonzero((numbers < 0) & ~padding).tolist():
+            name = lines.buffers[lines.spans[unknown[0], BUFFER]].source
+            raise StageError(
+                f"a token is of source {name!r}, which is not one of {', '.join(self.sources)}: "
+                "a stage of your own must keep the source of its items, as Item.replace does"
+            )
+        return self._per_token(numbers)
 
     @cached_property
     def parts(self) -> DocumentSpans:
@@ -110,14 +141,20 @@ class Batch:
         number[spans[:, DOCUMENT] == PADDING] = -1
         return line, position, begins, number
 
-    def spread(self, values: Ints) -> torch.Tensor:
-        """One value per document, repeated for each of its tokens: (lines, length)."""
-        cu = self.cu_seqlens()
-        return torch.from_numpy(np.repeat(values, np.diff(cu)).reshape(len(self), self.length))
+    def _per_token(self, values: Ints) -> Ints:
+        """One value per span, repeated for each of its tokens: (lines, line length)."""
+        return np.repeat(values, self.lines.spans[:, LENGTH]).reshape(len(self), -1)
 
-    def cu_seqlens(self) -> Ints:
-        """Where each document starts in the flat batch, and the end of the batch."""
-        return np.append(self.segments[0], len(self) * self.length)
+    def seen(self, values: Ints) -> torch.Tensor:
+        """Of a value for each token, those of the tokens that the model sees."""
+        return torch.from_numpy(values[:, : self.length].copy())
+
+    def labelled(self, values: Ints) -> torch.Tensor:
+        """Of a value for each token, those of the tokens that stand in `labels`.
+
+        A label is the token that is `extra_tokens` further on.
+        """
+        return torch.from_numpy(values[:, self.extra_tokens :].copy())
 
 
 def widen(tokens: npt.NDArray[Any]) -> torch.Tensor:
@@ -126,15 +163,32 @@ def widen(tokens: npt.NDArray[Any]) -> torch.Tensor:
 
 
 def _document_ids(batch: Batch) -> torch.Tensor:
-    return batch.spread(batch.segments[1])
+    return batch.seen(batch.document_numbers())
+
+
+def _label_document_ids(batch: Batch) -> torch.Tensor:
+    return batch.labelled(batch.document_numbers())
+
+
+def _source_ids(batch: Batch) -> torch.Tensor:
+    return batch.seen(batch.source_numbers())
+
+
+def _label_source_ids(batch: Batch) -> torch.Tensor:
+    return batch.labelled(batch.source_numbers())
 
 
 def _position_ids(batch: Batch) -> torch.Tensor:
-    return torch.arange(len(batch) * batch.length).view(len(batch), -1) - batch.spread(batch.segments[0])
+    cu = batch.cu_seqlens()
+    return torch.from_numpy((np.arange(cu[-1]) - np.repeat(cu[:-1], np.diff(cu))).reshape(len(batch), -1))
 
 
 def _cu_seqlens(batch: Batch) -> torch.Tensor:
     return torch.from_numpy(batch.cu_seqlens().astype(np.int32))
+
+
+def _max_seqlen(batch: Batch) -> int:
+    return int(np.diff(batch.cu_seqlens()).max())
 
 
 def _provenance(batch: Batch) -> list[list[Span]]:
@@ -149,6 +203,10 @@ OUTPUTS: dict[str, Callable[[Batch], Any]] = {
     "document_ids": _document_ids,
     "position_ids": _position_ids,
     "cu_seqlens": _cu_seqlens,
+    "max_seqlen": _max_seqlen,
+    "source_ids": _source_ids,
+    "label_document_ids": _label_document_ids,
+    "label_source_ids": _label_source_ids,
     "provenance": _provenance,
     "epochs": _epochs,
 }

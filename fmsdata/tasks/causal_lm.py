@@ -1,11 +1,10 @@
 """CausalLM: each token is predicted from the tokens before it."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from fmsdata.core.checks import whole
+from fmsdata.core.checks import flag, whole
 from fmsdata.errors import ConfigError
 from fmsdata.tasks.base import IGNORED
 from fmsdata.tasks.batch import Batch, widen
@@ -13,31 +12,52 @@ from fmsdata.tasks.batch import Batch, widen
 
 @dataclass(frozen=True)
 class CausalLM:
-    """Predict the next token: `labels` are `input_ids` shifted by one token.
+    """Predict the next token.
 
-    Labels are -100, which losses ignore, for padding and for the first `prompt_len` tokens of a
-    line.
+    With `shift=True`, `labels` are shifted by one token: `labels[i]` is what a model predicts at
+    position `i`. With `shift=False`, `labels[i]` is `input_ids[i]`, for models that shift labels
+    themselves, as those of Hugging Face do. Shifted twice, a model learns to skip every other
+    token.
 
-    >>> task = CausalLM(prompt_len=1)
+    Labels are -100, which losses ignore, for padding and in the first `prompt_len` places of a
+    line. With `cross_documents=False` they are also -100 for the first token of each document,
+    which the document before does not predict.
+
+    >>> task = CausalLM(shift=False, cross_documents=False)
     """
 
     prompt_len: int = 0
-
-    extra_tokens: ClassVar[int] = 1
-    needs_lines: ClassVar[bool] = False
+    shift: bool = True
+    cross_documents: bool = True
 
     def __post_init__(self) -> None:
         whole("prompt_len", self.prompt_len)
+        flag("shift", self.shift)
+        flag("cross_documents", self.cross_documents)
+
+    @property
+    def extra_tokens(self) -> int:
+        return int(self.shift)
+
+    @property
+    def needs_lines(self) -> bool:
+        return not self.cross_documents
 
     def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
-        if self.prompt_len >= batch.length:
+        if max(self.prompt_len, 1 - self.extra_tokens) >= batch.length:
             raise ConfigError(
                 f"prompt_len {self.prompt_len} leaves nothing to predict in lines of {batch.length} tokens"
+                if self.prompt_len
+                else "shift=False leaves nothing to predict in lines of 1 token; use a longer seq_len"
             )
-        labels = widen(batch.tokens[:, 1:])
+        labels = widen(batch.tokens[:, self.extra_tokens :])
+        if not self.cross_documents:
+            line, position = batch.document_starts
+            inside = position >= self.extra_tokens
+            labels[line[inside], position[inside] - self.extra_tokens] = IGNORED
         if self.prompt_len:
             labels[:, : self.prompt_len] = IGNORED
         for row, padding in enumerate(batch.padding):
             if padding:
                 labels[row, -padding:] = IGNORED
-        return {"input_ids": widen(batch.tokens[:, :-1]), "labels": labels}
+        return {"input_ids": widen(batch.tokens[:, : batch.length]), "labels": labels}

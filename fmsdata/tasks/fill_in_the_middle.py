@@ -34,7 +34,7 @@ class FillInTheMiddle:
         PREFIX SUFFIX suffix MIDDLE prefix middle     (SPM, a share `spm_rate` of those)
 
     Tokens that were inserted at either end (BOS, EOS) stay there, and so do stored `bos` and `eos`
-    tokens.
+    tokens. `prompt_len`, `shift` and `cross_documents` are those of `CausalLM`.
 
     >>> task = FillInTheMiddle(prefix=50_001, suffix=50_002, middle=50_003, rate=0.5)
     """
@@ -47,8 +47,9 @@ class FillInTheMiddle:
     bos: int | None = None
     eos: int | None = None
     prompt_len: int = 0
+    shift: bool = True
+    cross_documents: bool = True
 
-    extra_tokens: ClassVar[int] = CausalLM.extra_tokens
     needs_lines: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -59,7 +60,14 @@ class FillInTheMiddle:
             rate(name, getattr(self, name))
         for name in ("bos", "eos"):
             token(name, getattr(self, name))
-        whole("prompt_len", self.prompt_len)
+        self._causal_lm()  # checks the parameters that it takes
+
+    def _causal_lm(self) -> CausalLM:
+        return CausalLM(self.prompt_len, self.shift, self.cross_documents)
+
+    @property
+    def extra_tokens(self) -> int:
+        return self._causal_lm().extra_tokens
 
     def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
         tokens = batch.tokens.astype(np.int64)
@@ -80,4 +88,4 @@ class FillInTheMiddle:
             part[:] = np.concatenate(
                 [[self.prefix], before, [self.suffix], suffix, [self.middle], behind, middle], dtype=np.int64
             )
-        return CausalLM(self.prompt_len)(replace(batch, tokens=tokens))
+        return self._causal_lm()(replace(batch, tokens=tokens, _make_lines=lambda: batch.lines))

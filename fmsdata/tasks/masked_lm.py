@@ -39,6 +39,7 @@ class MaskedLM:
 
     extra_tokens: ClassVar[int] = 0
     needs_lines: ClassVar[bool] = True
+    causal: ClassVar[bool] = False  # tokens are predicted from all others, those behind them too
 
     def __post_init__(self) -> None:
         whole("mask", self.mask)

@@ -25,8 +25,8 @@ class OwnTask:
     It is called with a `Batch` and returns the fields of the batch.
 
     The module is looked up in the current directory, then on Python's search path. `parameters` are
-    passed by name. The function may have the attributes of a task: `extra_tokens` (default 1) and
-    `needs_lines` (default True).
+    passed by name. The function may have the attributes of a task: `extra_tokens` (default 1),
+    `needs_lines` (default True) and `causal` (default True).
 
     >>> task = OwnTask("my_tasks:reversed_lm", {"share": 0.5})     # doctest: +SKIP
     """
@@ -58,6 +58,10 @@ class OwnTask:
     @property
     def needs_lines(self) -> bool:
         return bool(getattr(self._function, "needs_lines", True))
+
+    @property
+    def causal(self) -> bool:
+        return bool(getattr(self._function, "causal", True))
 
     def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
         try:

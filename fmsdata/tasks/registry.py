@@ -21,7 +21,7 @@ def task_from(described: str | Mapping[str, Any] | None) -> Task:
     That is a name in `TASKS`, `module:function`, or a dict of a name and parameters.
 
     >>> task_from("causal_lm")
-    CausalLM(prompt_len=0)
+    CausalLM(prompt_len=0, shift=True, cross_documents=True)
     >>> task_from({"name": "masked_lm", "mask": 103, "vocab_size": 30_522}).rate
     0.15
     """

@@ -28,8 +28,8 @@ def test_index_writes_the_counts(corpus: Path) -> None:
     lines = (corpus / "meta" / "counts.csv").read_text().splitlines()
     assert lines[0] == "dataset/filename,documents,tokens"
     assert [line.split(",")[0] for line in lines[1:]] == [
-        *(f"web/part-{i}.arrow" for i in range(3)),
-        *(f"wiki/part-{i}.arrow" for i in range(2)),
+        *(f"/web/part-{i}.arrow" for i in range(3)),
+        *(f"/wiki/part-{i}.arrow" for i in range(2)),
     ]
 
 

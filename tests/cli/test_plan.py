@@ -20,9 +20,10 @@ from fmsdata.config.read import read_config
 from fmsdata.errors import ConfigError, FmsdataWarning
 from fmsdata.run.shares import expected_tokens
 from tests.helpers import CONFIG, documents, write_source
+from tests.servers.object_store import ObjectStore
 
 FMSDATA = Path(sys.executable).parent / "fmsdata"
-PHASES: list[Any] = [{"until_tokens": 8000, "weights": {"web": 1}}, {"until_tokens": 20_000}]
+PHASES: list[Any] = [{"until_tokens": 8000, "weights": {"web": 1, "wiki": 0}}, {"until_tokens": 20_000}]
 
 
 def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
@@ -128,9 +129,52 @@ def test_what_users_should_look_out_for_is_told(root: Path) -> None:
     assert "5 ranks don't divide 24 lanes" in told(10_000, world_size=5)
     assert "23 is prime" in told(10_000, lanes=23)
     assert "not read at all: 'wiki' (weight 0)" in told(10_000, sources__wiki__weight=0)
-    late = [{"until_tokens": 10**9, "weights": {"web": 1}}, {"weights": {"wiki": 1}}]
+    late = [{"until_tokens": 10**9, "weights": {"web": 1, "wiki": 0}}, {"weights": {"web": 0, "wiki": 1}}]
     assert "not read" not in told(10_000, phases=late)
     assert "used up: 'wiki' (1.0 times)" in told(100_000, sources__wiki__max_epochs=1)
+
+
+def test_a_plan_says_how_far_lanes_drift_and_how_many_would_not(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    lengths = 1 + rng.lognormal(2, 1, 20_000).astype(int)
+    write_source(tmp_path / "web", [np.full(length, 10) for length in lengths])
+    write_source(tmp_path / "tiny", documents(rng, 30, shortest=5))
+    config = {**CONFIG, "path": str(tmp_path), "lanes": 1024}
+    config["sources"] = {"web": {"weight": "natural"}, "tiny": {"weight": "natural"}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    done = run(tmp_path / "run.yaml", "--world-size", "8", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["sources"]["web"]["drift"] == pytest.approx(0.13, abs=0.01)
+    assert report["sources"]["web"]["proposed_lanes"] == 96  # a multiple of the world size
+    assert report["sources"]["tiny"]["proposed_lanes"] is None
+    assert report["drift"] == {"largest": report["sources"]["tiny"]["drift"], "bound": 0.05, "proposed_lanes": 96}
+    (warning,) = (warning for warning in report["warnings"] if "finish an epoch" in warning)
+    assert "'web' (13%, below 5% with 96 lanes); use fewer lanes" in warning
+    done = run(tmp_path / "run.yaml", "--world-size", "8", "lanes=96", "sources.tiny=null")
+    assert "drift        when an epoch's worth of 'web' was read, 4." in done.stdout
+    assert "finish an epoch" not in done.stdout
+
+
+def test_a_plan_shows_the_window_that_was_chosen_and_its_memory(root: Path) -> None:
+    config = read_config(root / "run.yaml", {"shuffle": None, "lanes": 4, "shuffle.distance": 9})
+    report = outlook(config, build_data(config), None, 2)
+    assert report["lines"]["window"] == 27
+    assert report["lines"]["window_is_automatic"]
+    assert report["lines"]["samples_of_a_rank_between_neighbouring_lines"] == pytest.approx(28 / 3 * 2)
+    assert 0 < report["windows_per_worker_bytes"] < report["memory_per_worker_bytes"]
+
+
+def test_windows_that_need_much_memory_are_warned_about(root: Path, object_store: ObjectStore) -> None:
+    config = read_config(root / "run.yaml", {"shuffle.window": 10_000_000, "lanes": 4})
+    (warning,) = (one for one in outlook(config, build_data(config), None, 1)["warnings"] if "GB per worker" in one)
+    assert "the shuffle windows of 10,000,000 lines take about" in warning
+    store = {"path": object_store.bucket("windows"), "storage_options": object_store.options}
+    object_store.upload(root, store["path"])
+    for window, warned in ((8, False), (2000, True)):
+        config = read_config(root / "run.yaml", {**store, "shuffle.window": window, "storage.prefetch_bytes": "100kB"})
+        report = outlook(config, build_data(config), None, 1)
+        assert any("does not fit into storage.prefetch_bytes (100kB)" in one for one in report["warnings"]) == warned
 
 
 def test_the_steps_are_those_that_a_run_takes(root: Path) -> None:

@@ -555,8 +555,8 @@ def test_a_killed_run_goes_on_from_its_own_checkpoint_in_another_process(
     assert train(cfg, world_size=3, start=24, steps=13) == stream[24 * 8 : 24 * 8 + 13 * 12]
     saved = Path(cfg.ckpt_save_path)
     assert sorted(path.name for path in saved.iterdir()) == ["checkpoints", "fmsdata-loader"]
-    steps = sorted(path.name for path in (saved / "fmsdata-loader").iterdir())
-    assert steps == ["step-12", "step-24", "step-36"]
+    names = sorted(path.name for path in (saved / "fmsdata-loader").iterdir())
+    assert names == ["in-use.json", "step-12", "step-24", "step-36"], "the killed run left its lease"
     assert sorted(path.name for path in (saved / "checkpoints").iterdir()) == [
         "step_12_ckp",
         "step_24_ckp",

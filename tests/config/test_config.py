@@ -68,7 +68,7 @@ def mixture_of(data: fmsdata.Rescalable) -> Mixture:
         ("phases:\n- until_token: 3", "run.yaml:4: phases.0.until_token: unknown key; did you mean 'until_tokens'?"),
         ("checkpoint: {path: x,\n  evry: 3}", "run.yaml:4: checkpoint.evry: unknown key; did you mean 'every'?"),
         ("batch_size: 3", "run.yaml:3: batch_size: unknown key; did you mean 'loader.batch_size'?"),
-        ("shuffle: {qqq: 3}", "run.yaml:3: shuffle.qqq: unknown key; must be one of window"),
+        ("shuffle: {qqq: 3}", "run.yaml:3: shuffle.qqq: unknown key; must be one of window, distance"),
     ],
 )
 def test_an_unknown_key_is_named_with_its_line_and_the_right_one(tmp_path: Path, text: str, message: str) -> None:
@@ -225,6 +225,10 @@ def test_a_section_with_nothing_in_it_is_as_if_it_were_left_out(tmp_path: Path) 
             "sources: {wiki: {}}\nphases:\n- weights:\n    wikki: 1",
             "6: phases.0.weights.wikki: no such source; did you mean 'wiki'?",
         ),
+        (
+            "sources: {web: {}, wiki: {}, code: {}}\nphases:\n- until_tokens: 9\n- weights: {web: 1}",
+            "6: phases.1.weights: no weight for 'code', 'wiki': write `code: 0, wiki: 0` to stop them in this phase",
+        ),
     ],
 )
 def test_a_mix_that_makes_no_sense_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -243,6 +247,7 @@ def test_overrides_name_values_of_any_section(tmp_path: Path) -> None:
         "sources.wiki=null",
         "sources.news={weight: 2, path: lang=en/news.path=x}",
         "phases.1.weights.web=3",
+        "phases.1.weights.news=0",
         "task.prompt_len=1",
         "path=/data/lang=en",
         "checkpoint={path: c, every: null}",
@@ -251,7 +256,7 @@ def test_overrides_name_values_of_any_section(tmp_path: Path) -> None:
     assert (told.loader.batch_size, told.shuffle.window, told.documents.strip) == (4, 9, (0, 1))
     assert told.sources is not None
     assert {name: source.path for name, source in told.sources.items()} == {"web": None, "news": "lang=en/news.path=x"}
-    assert told.phases[1].weights == {"web": 3}
+    assert told.phases[1].weights == {"web": 3, "news": 0}
     assert told.task == {"name": "causal_lm", "prompt_len": 1}
     assert told.path == "/data/lang=en"
     assert told.checkpoint is not None
@@ -481,7 +486,7 @@ def test_phases_are_what_the_configuration_says(corpus: Path) -> None:
     sources: dict[str, Any] = {"web": {"weight": 7}, "wiki": {"weight": 3, "max_epochs": 2.5}}
     phases = [
         {"until_tokens": 1.0e3},
-        {"until_tokens": 2000, "weights": {"web": 1}},
+        {"until_tokens": 2000, "weights": {"web": 1, "wiki": 0}},
         {"until_tokens": 3000, "weights": "natural"},
         {"weights": "natural", "temperature": 1e12},
     ]
@@ -500,6 +505,8 @@ def test_phases_are_what_the_configuration_says(corpus: Path) -> None:
     assert [phase.weights for phase in flat] == [pytest.approx({"web": 0.5, "wiki": 0.5}), pytest.approx(natural)]
     with pytest.raises(ConfigError, match="unknown source 'wikki'"):
         mixture(corpus, sources=None, phases=[{"weights": {"wikki": 1}}])
+    with pytest.raises(ConfigError, match="phase 0: no weight for 'wiki': write `wiki: 0` to stop it in this phase"):
+        mixture(corpus, sources=None, phases=[{"weights": {"web": 1}}])
 
 
 def test_checkpoints_take_the_storage_options_of_the_same_kind_of_path(corpus: Path, tmp_path: Path) -> None:

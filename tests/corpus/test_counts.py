@@ -240,23 +240,24 @@ def test_index_writes_what_is_read_back(tmp_path: Path) -> None:
     lines = target.read_text().splitlines()
     assert lines[0] == HEADER
     assert len(lines) == 1 + 6
-    assert "web/part-0.arrow,{},{}".format(*before[0]["part-0.arrow"]) in lines
+    assert "/web/part-0.arrow,{},{}".format(*before[0]["part-0.arrow"]) in lines
     assert [counted(tmp_path / name) for name in ("web", "lang=en/dataset=x")] == before
     assert os.listdir(tmp_path / "meta") == ["counts.csv"]
 
 
 def test_index_replaces_counts_and_keeps_the_old_ones(root: Path) -> None:
-    old = write_csv(root / "meta/counts.csv", "web/a.arrow,7,70").read_text()
+    old = write_csv(root / "meta/my_counts.csv", "web/a.arrow,7,70").read_text()
     other = write_csv(root / "meta/web_counts_2.csv", "web/a.arrow,8,80", "web/gone.arrow,1,1").read_text()
-    write_index(root)
+    write_index(root, replace=True)
     assert counted(root / "web") == {"a.arrow": TRUTH, "b.arrow": TRUTH}
-    kept = {file.read_text() for file in (root / "meta").iterdir()}
-    assert {old, other} < kept
+    assert {file.name for file in (root / "meta").iterdir()} == {"counts.csv", "replaced"}
+    kept = {file.read_text() for file in (root / "meta/replaced").iterdir()}
+    assert kept == {old, other}
 
 
 def test_index_does_not_believe_the_counts_that_are_there(root: Path) -> None:
     write_csv(root / "meta/counts.csv", "no row", header="no header")
-    write_index(root)
+    write_index(root, replace=True)
     assert counted(root / "web") == {"a.arrow": TRUTH, "b.arrow": TRUTH}
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 import fmsdata
 from fmsdata import Checkpoints, FmsdataWarning, StatefulDataLoader, WorkerError, testing
@@ -86,16 +87,16 @@ def rank_main(
             rows = zip(batch["input_ids"].tolist(), batch["provenance"], batch["epochs"], strict=True)
             file.write(json.dumps([[row, spans, epochs] for row, spans, epochs in rows]) + "\n")
             file.flush()
-            barrier.wait(30)
+            barrier.wait(60)
             start += settings["batch_size"] * settings["world_size"]
     loader.close()
 
 
-def children_of(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task").glob("*/children")
+def descendants_of(pid: int) -> list[int]:
+    """Workers, and the fork servers that they come from."""
     try:
-        return [int(child) for path in children for child in path.read_text().split()]
-    except FileNotFoundError:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
         return []
 
 
@@ -111,6 +112,7 @@ def attempt(data: fmsdata.Rescalable, folder: Path, notes: Path, kind: str, chan
         "batch_size": chance.choice([1, 2, 12 // world_size]),
         "num_workers": min(workers, LANES // world_size),
         "world_size": world_size,
+        "multiprocessing_context": chance.choice(["fork", "fork", "forkserver"]),
     }
     ranks, struck = [], True
     for rank in range(world_size):
@@ -128,7 +130,7 @@ def attempt(data: fmsdata.Rescalable, folder: Path, notes: Path, kind: str, chan
         time.sleep(0.005)
         if strikes and time.monotonic() > strike:
             pid = ranks[victim].pid or 0
-            if victims := [pid] if strikes[0] == "trainer" else children_of(pid):
+            if victims := [pid] if strikes[0] == "trainer" else descendants_of(pid):
                 os.kill(chance.choice(victims), signal.SIGKILL)
                 strikes.pop(0)
                 strike += chance.uniform(0.5, 2)

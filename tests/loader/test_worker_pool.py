@@ -26,7 +26,7 @@ import fmsdata
 from fmsdata.loader.rounds import ROUND_TOKENS, RoundSizes
 from fmsdata.loader.shared_memory import SharedMemory
 from fmsdata.loader.worker import lanes_of_worker
-from tests.helpers import documents, maker, write_source
+from tests.helpers import documents, maker, worker_processes, write_source
 
 START_METHODS = ["fork", "forkserver", "spawn"]
 
@@ -36,7 +36,7 @@ def no_worker_is_left() -> Iterator[None]:
     yield
     gc.collect()
     deadline = time.monotonic() + 10
-    while (left := multiprocessing.active_children()) and time.monotonic() < deadline:
+    while (left := worker_processes()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
 
@@ -191,7 +191,7 @@ def test_an_interrupt_is_heard_while_a_worker_is_busy(tmp_path: Path, prefetch: 
     thread.join()
     loader.close()
     assert time.monotonic() - began < 10
-    assert not multiprocessing.active_children()
+    assert not worker_processes()
 
 
 def test_closing_does_not_wait_for_a_worker_that_is_busy(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_closing_does_not_wait_for_a_worker_that_is_busy(tmp_path: Path) -> None
     began = time.monotonic()
     loader.close()
     assert time.monotonic() - began < 10
-    assert not multiprocessing.active_children()
+    assert not worker_processes()
 
 
 def test_a_loader_that_is_dropped_does_not_wait_for_a_busy_worker(tmp_path: Path) -> None:
@@ -213,9 +213,9 @@ def test_a_loader_that_is_dropped_does_not_wait_for_a_busy_worker(tmp_path: Path
     gc.collect()
     assert gone() is None
     deadline = time.monotonic() + 10
-    while multiprocessing.active_children() and time.monotonic() < deadline:
+    while worker_processes() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not multiprocessing.active_children()
+    assert not worker_processes()
 
 
 @pytest.mark.parametrize("method", START_METHODS)
@@ -235,13 +235,19 @@ def test_closing_leaves_no_process_descriptor_or_thread(corpus: Path, method: st
 
 
 def test_a_pipeline_that_can_not_be_sent_leaves_nothing_behind(corpus: Path) -> None:
-    lines = fmsdata.Pack(fmsdata.Map(fmsdata.ShardReader(corpus / "web"), lambda item: item), seq_len=9)
+    lock = threading.Lock()
+
+    def locked(item: fmsdata.Item) -> fmsdata.Item:
+        with lock:
+            return item
+
+    lines = fmsdata.Pack(fmsdata.Map(fmsdata.ShardReader(corpus / "web"), locked), seq_len=9)
     loader = fmsdata.StatefulDataLoader(
         fmsdata.Rescalable(lines, lanes=4), batch_size=1, num_workers=2, multiprocessing_context="spawn"
     )
     me, counts = psutil.Process(), []
     for _ in range(3):
-        with pytest.raises(fmsdata.ConfigError, match="define functions and classes in a module, or use"):
+        with pytest.raises(fmsdata.ConfigError, match="create such objects inside the function that uses them"):
             next(iter(loader))
         gc.collect()
         counts.append((me.num_fds(), threading.active_count()))
@@ -314,7 +320,7 @@ if __name__ == "__main__":
     loader = misbehaving(Path({folder!r}), "sleep", prefetch=1000, method={method!r})
     next(iter(loader))
     until_busy(Path({folder!r}))
-    print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+    print(*loader.worker_pids, flush=True)
     time.sleep(60)
 """
 
@@ -383,8 +389,7 @@ def test_a_signal_without_a_name_is_reported_by_number(corpus: Path) -> None:
     loader = maker(corpus, loader__num_workers=1)(0, 1)
     batches = iter(loader)
     next(batches)
-    (worker,) = [child for child in multiprocessing.active_children() if child.name.startswith("fmsdata-worker")]
-    assert worker.pid is not None
+    (worker,) = worker_processes()
     os.kill(worker.pid, 40)
     with pytest.raises(fmsdata.WorkerError, match="was killed by signal 40"):
         for _ in range(10_000):

@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from torch.utils.data import DataLoader
 
 import fmsdata
 from fmsdata import testing
-from tests.helpers import CONFIG, documents, maker, write_source
+from tests.helpers import CONFIG, documents, maker, worker_processes, write_source
 
 ALL = ["document_ids", "position_ids", "cu_seqlens", "provenance", "epochs"]
 START_METHODS = ["fork", "spawn", "forkserver"]
@@ -34,13 +35,9 @@ def no_worker_is_left() -> Iterator[None]:
     yield
     gc.collect()
     deadline = time.monotonic() + 10
-    while (left := workers()) and time.monotonic() < deadline:
+    while (left := worker_processes()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
-
-
-def workers() -> list[Any]:
-    return [child for child in multiprocessing.active_children() if child.name != "MainProcess"]
 
 
 def contents(loader: Any, steps: int) -> list[Any]:
@@ -168,14 +165,14 @@ def test_stopping_half_way_and_starting_again_goes_on(corpus: Path) -> None:
         for stop in (7, 1, 12, 20):
             for taken, batch in enumerate(loader, 1):
                 seen.append(batch["input_ids"].tolist())
-                pids |= {child.pid for child in workers()}
+                pids |= {child.pid for child in worker_processes()}
                 if taken == stop:
                     break
-            assert len(workers()) == (2 if persistent else 0)
+            assert len(worker_processes()) == (2 if persistent else 0)
         assert seen == expected
         assert len(pids) == (2 if persistent else 8)
         loader.close()
-        assert not workers()
+        assert not worker_processes()
         assert next(iter(loader))["input_ids"].shape == (1, 16), "a loader that was closed can be used again"
         loader.close()
 
@@ -191,15 +188,15 @@ def test_an_endless_loader_has_no_length(corpus: Path) -> None:
 def test_a_loader_that_is_dropped_takes_its_workers_with_it(corpus: Path, prefetch: int) -> None:
     loader = maker(corpus, loader__num_workers=2, loader__prefetch=prefetch)(0, 1)
     next(iter(loader))
-    assert len(workers()) == 2
+    assert len(worker_processes()) == 2
     gone = weakref.ref(loader)
     del loader
     gc.collect()
     assert gone() is None
     deadline = time.monotonic() + 5
-    while workers() and time.monotonic() < deadline:
+    while worker_processes() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not workers()
+    assert not worker_processes()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -217,7 +214,7 @@ def test_a_killed_worker_raises_and_the_loader_goes_on_where_it_was(
     )
     batches = iter(loader)
     seen = [next(batches)["input_ids"].tolist() for _ in range(20)]
-    victim = workers()[1]
+    victim = worker_processes()[1]
     os.kill(victim.pid, signal.SIGKILL)
     started = time.monotonic()
     with pytest.raises(fmsdata.WorkerError) as raised:
@@ -292,12 +289,19 @@ def test_an_error_in_a_worker_comes_at_the_same_batch_as_without_workers(
         assert len(set(steps)) == 1
 
 
-def test_what_can_not_be_sent_to_a_spawned_worker_is_named(corpus: Path) -> None:
-    lines = fmsdata.Pack(fmsdata.Map(fmsdata.ShardReader(corpus / "web"), lambda item: item), seq_len=9)
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_what_can_not_be_sent_to_a_worker_is_named(corpus: Path, method: str) -> None:
+    lock = threading.Lock()
+
+    def locked(item: fmsdata.Item) -> fmsdata.Item:
+        with lock:
+            return item
+
+    lines = fmsdata.Pack(fmsdata.Map(fmsdata.ShardReader(corpus / "web"), locked), seq_len=9)
     loader = fmsdata.StatefulDataLoader(
-        fmsdata.Rescalable(lines, lanes=4), batch_size=1, num_workers=1, multiprocessing_context="spawn"
+        fmsdata.Rescalable(lines, lanes=4), batch_size=1, num_workers=1, multiprocessing_context=method
     )
-    with pytest.raises(fmsdata.ConfigError, match=r"can't be sent.*'spawn'"):
+    with pytest.raises(fmsdata.ConfigError, match=rf"can't be sent.*'{method}': cannot pickle '_thread.lock'"):
         next(iter(loader))
 
 
@@ -342,7 +346,7 @@ if __name__ == "__main__":
     loader = maker(Path({corpus!r}), loader__num_workers=2, loader__multiprocessing_context={method!r})(0, 1)
     batches = iter(loader)
     next(batches)
-    print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+    print(*loader.worker_pids, flush=True)
     {then}
 """
 
@@ -476,7 +480,7 @@ def test_deaths_in_a_row_hold_nothing_and_print_nothing(corpus: Path, capfd: pyt
     process = psutil.Process()
     files, threads = process.num_fds(), process.num_threads()
     for _ in range(6):
-        os.kill(workers()[0].pid, signal.SIGKILL)
+        os.kill(worker_processes()[0].pid, signal.SIGKILL)
         with pytest.raises(fmsdata.WorkerError):
             for _ in loader:
                 pass

@@ -18,6 +18,7 @@ import pytest
 
 import fmsdata
 from fmsdata import CheckpointError, Checkpoints, FmsdataWarning, StatefulDataLoader
+from fmsdata.run import lease
 from fmsdata.storage.location import Location
 from tests.helpers import CONFIG, maker
 
@@ -52,7 +53,8 @@ def run(some: list[StatefulDataLoader], steps: int) -> list[Rows]:
 
 
 def steps_in(folder: Path) -> list[str]:
-    return sorted((path.name for path in folder.iterdir()), key=lambda name: int(name[5:]))
+    """All that is in the folder but the lease of a run that is not closed yet."""
+    return sorted((path.name for path in folder.iterdir() if path.name != lease.NAME), key=lambda name: int(name[5:]))
 
 
 @pytest.fixture
@@ -265,18 +267,16 @@ def test_stray_files_and_folders_are_no_matter(data: fmsdata.Rescalable, saved: 
         assert loaders(data, saved, 3)[0].state_dict()["step"] == 15
 
 
-def test_going_back_needs_the_newer_ones_out_of_the_way(data: fmsdata.Rescalable, saved: Path) -> None:
+def test_a_named_step_is_read_though_there_are_newer_ones(data: fmsdata.Rescalable, saved: Path) -> None:
     checkpoints = Checkpoints(str(saved))
-    with pytest.raises(CheckpointError, match=r"step-15 is newer.*move step-15, step-10 away"):
-        checkpoints.load(range(12), step=5)
-    states = checkpoints.load(range(12), step=15)
-    assert states is not None
-    assert [state["step"] for state in states] == [15, 15]
-    for step in (10, 15):
-        shutil.rmtree(saved / f"step-{step}")
-    with pytest.raises(CheckpointError, match="step-7 can't be used, it holds no file of a loader"):
+    for step in (5, 10, 15):
+        states = checkpoints.load(range(12), step=step)
+        assert states is not None
+        assert [state["step"] for state in states] == [step, step]
+    with pytest.raises(
+        CheckpointError, match=r"step-7 can't be used, it holds no file .* complete are step-15, step-10"
+    ):
         checkpoints.load(range(12), step=7)
-    assert checkpoints.load(range(12), step=5) is not None
 
 
 def test_a_checkpoint_of_another_run_is_refused(corpus: Path, saved: Path) -> None:

@@ -133,9 +133,14 @@ def test_a_checkpoint_is_found_by_few_requests(
     next(iter(loader))
     proxy.clear()
     loader.save()
-    loader.close()
+    assert len(proxy.asked("PUT")) == 3, "the state, the mark, and the lease of this run"
+    assert len(proxy.asked("GET")) == 4, "is there a lease, the files of the step, the steps, is it the newest"
+    next(iter(loader))
+    proxy.clear()
+    loader.save()
     assert len(proxy.asked("PUT")) == 2
     assert len(proxy.asked("GET")) == 3, "what is in the step, which steps there are, and whether it is the newest"
+    loader.close()
 
 
 def test_ranks_that_save_at_the_same_time_do_not_disturb_each_other(
@@ -423,11 +428,12 @@ def test_a_kill_in_the_middle_of_a_write_leaves_something_to_go_on_from(
             assert there.wait(60)
             trainers.kill(url)
 
+    lease = "in-use.json"  # of a process that is gone, so nobody is kept from the folder
     assert {url: objects(object_store, url) for url in held.there} == {
-        writing: sorted([*of_steps([6], 2), "step-12/rank-0-of-2"]),
-        marking: sorted([*of_steps([6], 2), "step-12/rank-0-of-2", "step-12/rank-1-of-2"]),
-        unmarking: of_steps([6, 12], 2),
-        removing: sorted([*of_steps([12], 2), "step-6/rank-1-of-2"]),
+        writing: sorted([lease, *of_steps([6], 2), "step-12/rank-0-of-2"]),
+        marking: sorted([lease, *of_steps([6], 2), "step-12/rank-0-of-2", "step-12/rank-1-of-2"]),
+        unmarking: [lease, *of_steps([6, 12], 2)],
+        removing: sorted([lease, *of_steps([12], 2), "step-6/rank-1-of-2"]),
     }
     with pytest.warns(FmsdataWarning, match=r"resuming from .*step-6: step-12 .* rank 1 of 2 is missing"):
         some = loaders(data, writing, object_store.options, 3, keep=1)

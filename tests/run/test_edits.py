@@ -271,8 +271,8 @@ def test_a_state_after_an_edit_is_not_much_larger(corpus: Path) -> None:
 def test_phases_change_the_mix_at_the_same_place_at_any_scale(corpus: Path) -> None:
     readers = {name: fmsdata.ShardReader(corpus / name) for name in SIZES}
     phases = [
-        fmsdata.Phase(until_tokens=6_000, weights={"web": 1}),
-        fmsdata.Phase(until_tokens=20_000, weights={"wiki": 3, "code": 1}),
+        fmsdata.Phase(until_tokens=6_000, weights={**dict.fromkeys(SIZES, 0), "web": 1}),
+        fmsdata.Phase(until_tokens=20_000, weights={**dict.fromkeys(SIZES, 0), "wiki": 3, "code": 1}),
     ]
     mixture = fmsdata.Mixture(readers, dict.fromkeys(SIZES, 1), phases=phases)
     data = fmsdata.Rescalable(fmsdata.Pack(mixture, seq_len=17), lanes=12, seed=1)
@@ -364,7 +364,7 @@ def test_a_mix_that_would_end_is_refused(corpus: Path) -> None:
         lambda: fmsdata.Mixture({"web": web}, {"web": 1}),
         lambda: fmsdata.Mixture({"web": web, "wiki": wiki}, {"web": 1, "wiki": 0}),
         lambda: fmsdata.Mixture(
-            {"web": web, "wiki": wiki}, {"web": 1, "wiki": 1}, phases=[fmsdata.Phase(weights={"web": 1})]
+            {"web": web, "wiki": wiki}, {"web": 1, "wiki": 1}, phases=[fmsdata.Phase(weights={"web": 1, "wiki": 0})]
         ),
         lambda: fmsdata.Pack(web, seq_len=9),
         lambda: fmsdata.Shuffle(web, window=9),
@@ -386,7 +386,7 @@ def test_a_state_before_an_edit_tells_nothing_of_edits_and_one_after_it_does(cor
 
 
 def test_a_restore_after_the_last_phase_goes_on_exactly(corpus: Path) -> None:
-    phases = [{"until_tokens": 300}, {"until_tokens": 500, "weights": {"wiki": 1}}]
+    phases = [{"until_tokens": 300}, {"until_tokens": 500, "weights": {"web": 0, "wiki": 1, "code": 0}}]
     make = maker(corpus, phases=phases, sources=mix(web=50, wiki=7, code=50), lanes=4, loader__batch_size=4)
     testing.check_restore_anywhere(make, steps=60)
     testing.check_exactly_once(
@@ -406,7 +406,8 @@ def test_edits_of_phases_and_of_max_epochs_repeat_and_skip_nothing(corpus: Path)
 
     run = Run(corpus)
     for turn, most in enumerate([None, 1, None, 0.5, 2, None]):
-        phases = [{"until_tokens": 900 * (turn + 1), "weights": {"web": 1, "books": 1}}] if turn % 2 else []
+        weights = {"web": 1, "wiki": 0, "code": 0, "books": 1}
+        phases = [{"until_tokens": 900 * (turn + 1), "weights": weights}] if turn % 2 else []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", fmsdata.FmsdataWarning)
             run.go_on(1 + turn % 3, 40, sources=with_epochs(most), phases=phases, lanes=6)
@@ -416,10 +417,36 @@ def test_edits_of_phases_and_of_max_epochs_repeat_and_skip_nothing(corpus: Path)
 def test_weights_hold_at_once_where_the_lines_in_progress_reach_over_the_end_of_a_phase(tmp_path: Path) -> None:
     for name in ("web", "wiki"):
         write_source(tmp_path / name, [np.arange(10, 30)] * 3000, rows=500)
-    phases = [{"until_tokens": 12_000, "weights": {"web": 1}}, {"weights": {"web": 1, "wiki": 99}}]
+    phases = [{"until_tokens": 12_000, "weights": {"web": 1, "wiki": 0}}, {"weights": {"web": 1, "wiki": 99}}]
     options: dict[str, Any] = {"shuffle__window": 128, "lanes": 4, "pack__seq_len": 32}
     for steps in (40, 200, 400):
         run = Run(tmp_path).go_on(1, steps, sources=mix(web=1, wiki=1), phases=phases, **options)
         run.tokens.clear()
         run.go_on(1, 200, sources=mix(web=1, wiki=1), **options)
         assert run.tokens["web"] / run.tokens.total() == pytest.approx(0.5, abs=0.04)
+
+
+def test_a_phase_with_explicit_zeros_resumes_what_was_saved_when_sources_could_be_left_out(corpus: Path) -> None:
+    """A description has always had the shares of all sources, so nothing of a saved run changed."""
+    phases = [{"until_tokens": 700, "weights": {"web": 1, "wiki": 0}}, {"weights": {"web": 0, "wiki": 3}}]
+    loader = maker(corpus, phases=phases)(0, 1)
+    state = loader.state_dict()
+    mixture = opened(state)["pipeline"]["lines"]["children"]["below"]["children"]["below"]["children"]["below"]
+    assert mixture["phases"] == [
+        {"until_tokens": 700, "weights": {"web": 1.0, "wiki": 0.0}},
+        {"until_tokens": None, "weights": {"web": 0.0, "wiki": 1.0}},
+    ]
+    without = maker(corpus)(0, 1)
+    without.load_state_dict(state)
+    assert opened(without.state_dict())["pipeline"]["edits"] == [0]
+
+
+def test_toggling_padding_is_one_edit(corpus: Path) -> None:
+    """The token to pad with may stay in the configuration: without padding it is no part of the run."""
+    assert maker(corpus, pack__pad=1)(0, 1).state_dict() == maker(corpus)(0, 1).state_dict()
+    run = Run(corpus)
+    for turn, mode in enumerate(["split", "pad", "split", "pad"]):
+        run.go_on(1 + turn % 2, 30, sources=mix(web=1, wiki=2, code=3, books=1), pack__mode=mode, pack__pad=1, lanes=6)
+    run.finish(lanes=6)
+    assert run.states is not None
+    assert opened(run.states[0])["pipeline"]["edits"] == [30, 60, 90, 120]

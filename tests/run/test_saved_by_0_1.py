@@ -72,6 +72,8 @@ def test_the_same_run_writes_the_same_checkpoints(tmp_path: Path) -> None:
     loaders = [build(rank, 3, checkpoint={"path": str(tmp_path), "every": 5}) for rank in range(3)]
     for batches in zip(*(islice(loader, 11) for loader in loaders), strict=True):
         assert len(batches) == 3
+    for loader in loaders:
+        loader.close()
     assert files_in(tmp_path) == files_in(HERE / "checkpoints")
 
 

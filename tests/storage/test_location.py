@@ -25,8 +25,9 @@ from fmsdata.cli.outlook import mixture_of
 from fmsdata.compat import fms_fsdp
 from fmsdata.config.build import build_data, make_loader
 from fmsdata.config.read import read_config
-from fmsdata.corpus.counts import list_shards, read_counts
+from fmsdata.corpus.counts import read_counts
 from fmsdata.corpus.index import write_index
+from fmsdata.corpus.listing import list_shards
 from fmsdata.errors import (
     CheckpointError,
     ConfigError,
@@ -300,12 +301,12 @@ def test_index_writes_the_counts_where_the_corpus_is(elsewhere: Elsewhere, home:
     assert before.csv_root is None
     (there / "meta/counts.csv").write_bytes(b"what was there before")
     (there / "meta/web_counts_2.csv").write_bytes(b"and this")
-    assert write_index(there).url == (there / "meta/counts.csv").url
+    assert write_index(there, replace=True).url == (there / "meta/counts.csv").url
     after = read_counts(there / "web")
     assert (after.digest, after.csv_root) == (before.digest, str(there))
     kept = {entry.name: (there / "meta" / entry.name).read_bytes() for entry in (there / "meta").files(("",))}
-    assert kept.pop("counts.csv").decode().startswith(f"{HEADER}lang=de/wiki/part-0.arrow,")
-    assert kept == {"counts.csv.old": b"what was there before", "web_counts_2.csv.old": b"and this"}
+    assert kept.pop("counts.csv").decode().startswith(f"{HEADER}/lang=de/wiki/part-0.arrow,")
+    assert kept == {"replaced/counts.csv": b"what was there before", "replaced/web_counts_2.csv": b"and this"}
 
 
 @pytest.mark.parametrize("meta", ["", "..", "../..", "web"])

@@ -6,10 +6,12 @@ import copy
 import io
 import random
 import re
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
+from enum import Enum, IntEnum
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -173,15 +175,35 @@ class _Anything:
     pass
 
 
+class _Phase(Enum):
+    WARM = "warm"
+
+
+class _Level(IntEnum):
+    LOW = 1
+
+
+class _Best(NamedTuple):
+    step: int
+    loss: float
+
+
 @pytest.mark.parametrize(
     ("extra", "key"),
     [
         ({"fn": drawn}, "extra.fn is a function"),
         ({"a": {"b": [1, lambda: 1]}}, "extra.a.b.1 is a function"),
-        ({"array": np.ones(2)}, "extra.array is a numpy.ndarray"),
-        ({"loss": np.float64(1)}, "extra.loss is a numpy.float64"),
+        ({"array": np.ones(2)}, r"extra.array is a numpy.ndarray.*; save torch.from_numpy\(array\)"),
+        ({"loss": np.longdouble(1)}, r"extra.loss is a numpy.longdouble.*; save str\(value\), or float\(value\)"),
+        ({"day": np.datetime64("2026-01-01")}, "extra.day is a numpy.datetime64"),
+        ({"record": np.void(b"ab")}, "extra.record is a numpy.void"),
+        ({"seen": defaultdict(int)}, r"extra.seen is a collections.defaultdict.*; save dict\(mapping\)"),
+        ({"phase": _Phase.WARM}, r"extra.phase is a tests.train.test_train_state._Phase.*; save its .name"),
+        ({"levels": [_Level.LOW]}, r"extra.levels.0 is a .*_Level.*; save its .name"),
+        ({"best": _Best(1, 2.0)}, r"extra.best is a .*_Best.*; save tuple\(values\)"),
+        ({"names": frozenset("a")}, r"extra.names is a frozenset.*; save set\(values\)"),
         ({"one": _Anything()}, r"extra.one is a tests.train.test_train_state._Anything"),
-        ({"path": [Path("x")]}, "extra.path.0 is a pathlib"),
+        ({"path": [Path("x")]}, r"extra.path.0 is a pathlib.*; save str\(path\)"),
         ({"keys": {Path("x"): 1}}, "extra.keys.x is a pathlib"),
         ({"model": torch.nn.Linear(1, 1)}, "extra.model is a torch.nn"),
         ({"large": 1 << 5000}, "extra.large can't be loaded again"),
@@ -219,10 +241,28 @@ def test_a_value_that_holds_itself_is_refused(make: MakeLoader) -> None:
     train_state.build(make(0, 1), step=1, tokens_seen=1, extra={"a": shared, "b": [shared, shared]})
 
 
+class _Cosine:
+    """A schedule with numbers of its own: LambdaLR saves the attributes of such an object."""
+
+    def __init__(self, period: Any, least: Any) -> None:
+        self.period, self.least = period, least
+
+    def __call__(self, step: int) -> Any:
+        return np.maximum(self.least, np.cos(step / self.period))
+
+
 @pytest.mark.parametrize(
     "kind",
     [
         lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step),
+        lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: np.cos(step / 20)),
+        lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: np.float32(0.9) ** np.float32(step)),  # type: ignore[arg-type,return-value]
+        lambda optimizer: lr_scheduler.SequentialLR(
+            optimizer,
+            [lr_scheduler.LinearLR(optimizer), lr_scheduler.LambdaLR(optimizer, lambda step: np.cos(step / 20))],
+            milestones=[2],
+        ),
+        lambda optimizer: lr_scheduler.LambdaLR(optimizer, _Cosine(np.int64(20), np.array(0.1))),
         lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [2, 4]),
         lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=20),
         lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3),
@@ -232,7 +272,7 @@ def test_a_value_that_holds_itself_is_refused(make: MakeLoader) -> None:
             milestones=[2],
         ),
     ],
-    ids=["lambda", "steps", "one cycle", "restarts", "sequence"],
+    ids=["lambda", "numpy", "float32", "sequence of numpy", "object", "steps", "one cycle", "restarts", "sequence"],
 )
 def test_every_kind_of_scheduler_goes_on(
     make: MakeLoader, kind: Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]
@@ -263,11 +303,41 @@ def test_every_kind_of_scheduler_goes_on(
         assert rates(scheduler) == expected
 
 
-def test_a_learning_rate_that_numpy_made_is_named(make: MakeLoader) -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
-    scheduler = lr_scheduler.LambdaLR(optimizer, lambda step: np.cos(step))
-    with pytest.raises(fmsdata.ConfigError, match=r"scheduler._last_lr.0 is a numpy.float64"):
-        train_state.build(make(0, 1), step=1, tokens_seen=1, scheduler=scheduler)
+def test_scalars_of_numpy_are_saved_as_the_python_values_that_they_equal(make: MakeLoader, tmp_path: Path) -> None:
+    """Wherever they are: in lists, tuples, sets, dicts and their keys. Not a bit of a value changes."""
+    shared = [np.float64(0.1)]
+    extra = {
+        "floats": (np.float64(0.1), np.float32(0.1), np.float16(0.1), np.float64("nan"), np.float64("-inf")),
+        "whole": [np.int64(-3), np.uint64(2**64 - 1), np.int8(5), np.array(7), np.intp(1)],
+        "flags": {np.bool_(True), np.bool_(False)},
+        "texts": [np.str_("a"), np.bytes_(b"b")],
+        "complex": np.complex128(1 + 2j),
+        "named": {np.str_("k"): {np.int64(4): np.array(0.5)}},
+        "ordered": OrderedDict([("z", np.float64(1)), ("a", np.float64(2))]),
+        "counts": Counter({np.int64(3): 2}),
+        "shared": [shared, shared],
+        "tensor": torch.tensor(0.5, dtype=torch.bfloat16),
+    }
+    state = train_state.build(make(0, 1), step=1, tokens_seen=1, extra=extra)
+    train_state.save(tmp_path, state)
+    got = train_state.restore(train_state.load(tmp_path), make(0, 1)).extra
+    assert repr(got) == repr(
+        {
+            "floats": (0.1, float(np.float32(0.1)), float(np.float16(0.1)), float("nan"), float("-inf")),
+            "whole": [-3, 2**64 - 1, 5, 7, 1],
+            "flags": {False, True},
+            "texts": ["a", b"b"],
+            "complex": 1 + 2j,
+            "named": {"k": {4: 0.5}},
+            "ordered": OrderedDict([("z", 1.0), ("a", 2.0)]),
+            "counts": Counter({3: 2}),
+            "shared": [[0.1], [0.1]],
+            "tensor": torch.tensor(0.5, dtype=torch.bfloat16),
+        }
+    )
+    assert np.float32(got["floats"][1]).tobytes() == np.float32(0.1).tobytes()
+    assert got["shared"][0] is got["shared"][1]
+    assert type(shared[0]) is np.float64, "the trainer's own values stay as they are"
 
 
 def test_a_state_shares_nothing_with_the_run(make: MakeLoader) -> None:

@@ -8,8 +8,11 @@ import pyarrow as pa
 
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.errors import DataError
+from fmsdata.formats.arrow.framing import ALIGNMENT
 from fmsdata.formats.arrow.metadata import Shape
 from fmsdata.formats.damage import Guarded, Truncated
+
+EMPTY_ROWS = 1 << 20  # rows of a record batch of lists without tokens, which take no bytes
 
 
 class TokenColumn:
@@ -50,6 +53,13 @@ class TokenColumn:
         plain: npt.NDArray[np.bool_] = (nulls == 0) & (self._located and not shape.compressed)
         return plain
 
+    def rows_of(self, nodes: Ints) -> Ints:
+        """The number of rows of each record batch, which all of its columns must have."""
+        rows = nodes[:, self.node, 0]
+        if self.node and (rows != nodes[:, 0, 0]).any():  # the first column's were compared with the record batch
+            raise Truncated("a column is shorter than its record batch")
+        return rows
+
     def first_rows(self, rows: Ints) -> Ints:
         """The number of each record batch's first row, and at the end the number of rows."""
         if rows.sum(dtype=np.float64) >= 1 << 62:
@@ -58,31 +68,40 @@ class TokenColumn:
 
     def row_tokens(self, nodes: Ints, buffers: Ints, plain: npt.NDArray[np.bool_]) -> Ints:
         """The tokens in each record batch of lists, including those that null rows hide."""
-        tokens = nodes[:, self.node + 1, 0]
-        if plain.any() and (tokens > buffers[:, self.values, 1] // self.dtype.itemsize)[plain].any():
-            raise _short_batch()
+        rows, tokens = self.rows_of(nodes), nodes[:, self.node + 1, 0]
+        if tokens.sum(dtype=np.float64) >= 1 << 62:
+            raise Truncated("record batches say that they have more tokens than there can be")
+        if plain.any():
+            stored = buffers[:, self.values, 1] // self.dtype.itemsize
+            if self.fixed_size is None:
+                most = np.maximum(buffers[:, self.table, 1] // self.ends.itemsize, 1) - 1  # none need no list offsets
+            else:
+                most = stored // self.fixed_size if self.fixed_size else np.full(len(rows), EMPTY_ROWS)
+            if ((tokens > stored) | (rows > most))[plain].any():
+                raise _short_batch()
         return tokens
 
     def documents(self, nodes: Ints, buffers: Ints) -> tuple[Ints, Ints]:
         """The starts, in tokens, and the lengths of record batches that are one document each."""
         place, size = buffers[:, self.values].T
-        length = nodes[:, self.node, 0]
-        if (length > size // self.dtype.itemsize).any() or (place % self.dtype.itemsize).any():
+        length = self.rows_of(nodes)
+        if (length > size // self.dtype.itemsize).any() or (place % ALIGNMENT).any():
             raise _short_batch()
         return place // self.dtype.itemsize, length
 
     def require_table(self, place: int, size: int, rows: int) -> None:
         """Raise if a buffer can't hold the list offsets of this many rows."""
-        if size < (rows + 1) * self.ends.itemsize or place % self.ends.itemsize:
+        if size < (rows + 1) * self.ends.itemsize or place % ALIGNMENT:
             raise Truncated("list offsets are missing")
 
     def rows(self, ends: Ints, place: int, size: int) -> tuple[Ints, Ints]:
         """The same as `documents`, for rows with these list offsets into a buffer of values."""
-        length = ends[1:] - ends[:-1]
         width = self.dtype.itemsize
-        if ends.item(0) < 0 or length.min() < 0 or ends.item(-1) * width > size or place % width:
+        # Compared, not subtracted: a difference of two numbers of a file may wrap around.
+        falling = np.count_nonzero(ends[1:] < ends[:-1])
+        if falling or ends.item(0) < 0 or ends.item(-1) > size // width or place % ALIGNMENT:
             raise Truncated("list offsets point outside the values")
-        return ends[:-1] + place // width, length
+        return ends[:-1] + place // width, ends[1:] - ends[:-1]
 
     def null_tokens(self) -> DataError:
         return DataError(f"{self.name}: the token column holds nulls; every token must be a number")

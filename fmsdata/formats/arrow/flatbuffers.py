@@ -2,6 +2,8 @@
 
 import struct
 
+from fmsdata.formats.damage import Truncated
+
 
 class Table:
     """A flatbuffers table at a position in some bytes."""
@@ -11,6 +13,8 @@ class Table:
         self._position = position
         (back,) = struct.unpack_from("<i", data, position)
         self._slots = position - back
+        if self._slots < 0:  # struct would read from the end of the data
+            raise Truncated("its metadata points outside of itself")
         (self._end,) = struct.unpack_from("<H", data, self._slots)
 
     @classmethod
@@ -34,7 +38,10 @@ class Table:
         return int(struct.unpack_from(form, self._data, position)[0]) if position else 0
 
     def table(self, field: int) -> "Table":
-        return Table.root(self._data, self.position(field))
+        position = self.position(field)
+        if not position:
+            raise Truncated("its metadata is incomplete")
+        return Table.root(self._data, position)
 
     def vector(self, field: int) -> tuple[int, int]:
         """The position of a vector's first element, and the number of elements."""

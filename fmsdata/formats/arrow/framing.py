@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmsdata.core.keys import Ints
+from fmsdata.core.ranges import inside
 from fmsdata.formats.arrow.flatbuffers import Table
 from fmsdata.formats.damage import Truncated
 
 MAGIC = b"ARROW1"
 CONTINUATION = 0xFFFFFFFF
-RECORD_BATCH = 3
-MESSAGES = (1, 2, RECORD_BATCH)  # schema, dictionary, record batch
+SCHEMA, DICTIONARY, RECORD_BATCH = MESSAGES = (1, 2, 3)  # the kinds of messages
 BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("padding", "<i4"), ("body", "<i8")])
+ALIGNMENT = 8  # bytes, of every message and every buffer
 HEADS = 4  # beginnings of messages to remember
 PREFIX = 8  # bytes of the continuation marker and the metadata's size
 END = 10  # bytes of the footer's size and the magic, behind the footer
@@ -45,7 +46,7 @@ def no_record_batch(offset: int) -> Truncated:
 def require_inside(messages: Ints, size: int) -> None:
     """Raise if some record batches are not inside a file of this size."""
     offset, metadata, body = messages.T
-    if messages.min(initial=0) < 0 or (offset > size).any() or (body > size - offset - metadata).any():
+    if not inside(offset, metadata, size) or not inside(offset + metadata, body, size):
         raise Truncated("record batches reach beyond its end")
     if (short := metadata < PREFIX).any():
         raise no_record_batch(offset[short][0])
@@ -81,7 +82,10 @@ def read_footer(footer: memoryview) -> tuple[Ints, int]:
 def listed_messages(data: memoryview, count: int) -> Ints:
     """The record batches in a part of the footer's list."""
     blocks = np.frombuffer(data, BLOCK, count) if count else np.empty(0, BLOCK)
-    return np.stack([blocks[name].astype(np.int64) for name in ("offset", "metadata", "body")], axis=1)
+    messages = np.stack([blocks[name].astype(np.int64) for name in ("offset", "metadata", "body")], axis=1)
+    if (messages % ALIGNMENT).any():
+        raise Truncated("record batches are not aligned to 8 bytes")
+    return messages
 
 
 class Walked(NamedTuple):
@@ -100,6 +104,7 @@ class Walker:
     """
 
     def __init__(self) -> None:
+        self.schemas = self.dictionaries = 0  # messages of these kinds so far
         self._heads: list[tuple[Callable[[memoryview, int], tuple[Any, ...]], bytes, int]] = []
 
     def walk(self, data: memoryview, position: int = 0, base: int = 0) -> Walked:
@@ -131,6 +136,8 @@ class Walker:
             kind, body = self._parse(data[position : position + size]) if valid else (0, 0)
             if kind not in MESSAGES or body < 0:
                 raise Truncated(f"no message at byte {base + position}")
+            self.schemas += kind == SCHEMA
+            self.dictionaries += kind == DICTIONARY
             if kind == RECORD_BATCH:
                 offset.append(position)
                 metadata.append(size)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fmsdata.core.keys import Ints
+from fmsdata.core.ranges import inside
 from fmsdata.formats.arrow.flatbuffers import Table
 from fmsdata.formats.arrow.framing import CONTINUATION, PREFIX, RECORD_BATCH, no_record_batch
 from fmsdata.formats.damage import Truncated
@@ -60,14 +61,13 @@ class Metadata:
             rest = template.read(words, messages, rest[1:], numbers)
         pairs = numbers.reshape(len(messages), -1, 2)
         nodes, buffers = pairs[:, : shape.nodes], pairs[:, shape.nodes :]
-        if numbers.min(initial=0) < 0 or (buffers[:, :, 0] > messages[:, 2:] - buffers[:, :, 1]).any():
+        if nodes.min(initial=0) < 0 or not inside(buffers[:, :, 0], buffers[:, :, 1], messages[:, 2:]):
             raise Truncated("buffers are outside their record batch")
         buffers[:, :, 0] += messages[:, :1] + messages[:, 1:2]
         return nodes, buffers
 
     def _learn(self, data: memoryview, words: Ints, message: Ints, base: int) -> "_Template":
-        offset, size, _ = message.tolist()
-        template = _Template(data, words, offset, size, base)
+        template = _Template(data, words, message.tolist(), base)
         if len(self._templates) < TEMPLATES:
             self._templates.append(template)
         return template
@@ -80,7 +80,8 @@ def _words(data: memoryview) -> Ints:
 class _Template:
     """Parsed metadata of a record batch: the positions of its numbers, and all other words."""
 
-    def __init__(self, data: memoryview, words: Ints, offset: int, size: int, base: int) -> None:
+    def __init__(self, data: memoryview, words: Ints, place: list[int], base: int) -> None:
+        offset, size, body = place
         metadata = data[offset : offset + size]
         marker, length = struct.unpack_from("<Ii", metadata)
         message = Table.root(metadata, PREFIX)
@@ -94,11 +95,13 @@ class _Template:
         places = single + [start + 8 * i for start, count in vectors for i in range(2 * count)]
         if batch.number(0) != self.first[0]:
             raise _short_column()
-        self._rows = [position // 8 for position in (batch.position(0),) if position]
+        if message.number(3) != body:
+            raise _other_size()
         aligned = size % 8 == 0 and not any(place % 8 for place in [offset, *places])
         self._size = size if aligned else -1  # -1: no other batch can be compared with it
         numbers = [place // 8 for place in places]
-        self._numbers = np.array(numbers[len(single) :], np.int64)
+        self._has_body, self._single = bool(message.position(3)), len(single)
+        self._numbers = np.array(numbers, np.int64)
         self._fixed = np.setdiff1d(np.arange(size // 8), numbers)
         self._text = words[offset // 8 : (offset + size) // 8][self._fixed] if aligned else np.empty(0, np.int64)
 
@@ -110,18 +113,28 @@ class _Template:
         """Fill in the numbers of those in `which` that look like this one. Returns the others."""
         chosen = messages.take(which, axis=0)
         like = (chosen[:, 1] == self._size) & (chosen[:, 0] & 7 == 0)
-        start = chosen[:, :1] >> 3
         if not like.all():
-            start = start[like]
+            chosen = chosen[like]
+        start = chosen[:, :1] >> 3
         same = (words.take(start + self._fixed) == self._text).all(axis=1)
-        like[like] = same
-        start = start[same]
+        if not same.all():
+            start, chosen = start[same], chosen[same]
+            like[like] = same
         found = words.take(start + self._numbers)
-        if (words.take(start + self._rows) != found[:, :1]).any() if self._rows else found[:, 0].any():
+        # A field that was left out is 0.
+        body = found[:, 0] if self._has_body else 0
+        rows = found[:, self._single - 1] if self._single > self._has_body else 0
+        if np.count_nonzero(found[:, self._single] != rows):
             raise _short_column()
-        numbers[which[like]] = found
+        if np.count_nonzero(chosen[:, 2] != body):
+            raise _other_size()
+        numbers[which[like]] = found[:, self._single :]
         unlike: Ints = which[~like]
         return unlike
+
+
+def _other_size() -> Truncated:
+    return Truncated("a record batch has another size than the footer says")
 
 
 def _short_column() -> Truncated:

@@ -35,16 +35,19 @@ def read_framing(data: ShardBytes) -> tuple[pa.Schema, Ints]:
         schema = pa.ipc.open_file(pa.py_buffer(b"".join([MAGIC, b"\0\0", footer]))).schema
     else:
         require_stream(head)
-        messages = _walk(data)
+        walker = Walker()
+        messages = _walk(walker, data)
         length = PREFIX + int(struct.unpack_from("<i", head, 4)[0])
         schema = pa.ipc.open_stream(pa.py_buffer(data.read(0, length))).schema
+        if walker.schemas > 1 or (walker.dictionaries and not any(_has_dictionary(field.type) for field in schema)):
+            raise Truncated("it has messages that do not belong to its schema")
     require_inside(messages, size)
     return schema, messages
 
 
-def _walk(data: ShardBytes) -> Ints:
+def _walk(walker: Walker, data: ShardBytes) -> Ints:
     """The record batches of a stream, which is read piece by piece. Long bodies are skipped."""
-    walker, position, step = Walker(), 0, STEP
+    position, step = 0, STEP
     found: list[Ints] = []
     while position < data.size:
         walked = walker.walk(data.read(position, position + step), 0, position)
@@ -57,3 +60,9 @@ def _walk(data: ShardBytes) -> Ints:
             step *= 4
         position += walked.position
     raise Truncated("the end-of-stream marker is missing")
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    """Whether values of this type are in dictionaries, which are messages of their own."""
+    kind = getattr(kind, "storage_type", kind)  # of an extension type
+    return pa.types.is_dictionary(kind) or any(_has_dictionary(kind.field(i).type) for i in range(kind.num_fields))

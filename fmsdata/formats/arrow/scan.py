@@ -91,7 +91,7 @@ class FooterList:
                 raise column.null_tokens()
             if column.are_plain(nodes, shape).all():
                 column.documents(nodes, buffers)  # raises if they are shorter than they say
-            total += int(nodes[:, column.node, 0].sum())
+            total += int(column.rows_of(nodes).sum())
 
         for begin in range(0, self.count, LISTED):
             messages = yield from self.read(begin, min(begin + LISTED, self.count))

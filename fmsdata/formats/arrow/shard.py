@@ -23,7 +23,7 @@ from fmsdata.formats.arrow.framing import NOT_WHOLE
 from fmsdata.formats.arrow.metadata import Metadata, Shape
 from fmsdata.formats.arrow.opening import read_framing
 from fmsdata.formats.base import Decoded, InMemory, Keep, ShardBytes, keep_nothing
-from fmsdata.formats.damage import Guarded
+from fmsdata.formats.damage import Guarded, Truncated
 
 
 class Batches:
@@ -55,7 +55,7 @@ class Batches:
             if not column.listed:
                 return
             nodes, buffers = self._read_metadata(0, len(messages))
-            self._first_row = column.first_rows(nodes[:, column.node, 0]).tolist()
+            self._first_row = column.first_rows(column.rows_of(nodes)).tolist()
             plain = column.are_plain(nodes, self._shape)
             tokens = column.row_tokens(nodes, buffers, plain)
         if not nodes[:, column.node, 1].any():  # a null row may hide values
@@ -148,9 +148,10 @@ class Batches:
             decoded = pa.ipc.read_record_batch(pa.ipc.read_message(message), self._column.schema)
             column: Any = decoded.column(self._column.index)  # its kind of array depends on the shard's type
             column.validate(full=True)
-            if not self._column.listed:
-                length = np.array([len(column)], np.int64)
-            else:
+            if len(column) != (self._rows(batch) if self._column.listed else decoded.num_rows):
+                raise Truncated("a record batch has another number of rows than its metadata says")
+            length = np.array([len(column)], np.int64)
+            if self._column.listed:
                 plain = column.fill_null([]) if column.null_count and self._column.fixed_size is None else column
                 length = plain.value_lengths().fill_null(0).to_numpy().astype(np.int64)
                 column = plain.flatten()

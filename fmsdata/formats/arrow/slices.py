@@ -74,7 +74,7 @@ class BatchTable:
 
     def _add(self, which: Ints, nodes: Ints, buffers: Ints, shape: Shape) -> None:
         column = self.scan.column
-        expected, found = self.rows[which, ROWS], nodes[:, column.node, 0]
+        expected, found = self.rows[which, ROWS], column.rows_of(nodes)
         if (wrong := (expected != UNKNOWN) & (found != expected)).any():
             raise DataError(
                 f"{column.name}: a record batch has {found[wrong][0]} rows, but the first and the last batch and the "

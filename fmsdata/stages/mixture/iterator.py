@@ -13,7 +13,7 @@ from fmsdata.core.iterator import Exhausted, StageIterator
 from fmsdata.core.keys import Ints, key_of, offsets
 from fmsdata.core.lane import Lane, Pace
 from fmsdata.core.permutation import Permutation
-from fmsdata.core.state import State
+from fmsdata.core.state import EDITED, State
 from fmsdata.errors import FmsdataWarning, StateError
 from fmsdata.stages.mixture.leftovers import Leftover, LeftoverFirst
 from fmsdata.stages.mixture.source_state import SourceState, pack_sources, unpack_sources
@@ -29,6 +29,9 @@ class MixtureIterator(StageIterator):
     def __init__(self, mixture: "Mixture", lane: Lane, state: State | None) -> None:
         self._mixture, self._lane = mixture, lane
         saved = {name: SourceState() for name in mixture.sources} if state is None else unpack_sources(state)
+        for name, source in saved.items():
+            if (source.taken + abs(source.shift)) * 2 * lane.count >= 1 << 62:  # `_MixedSource` computes with 64 bits
+                raise StateError(f"{source.taken} tokens taken of source {name!r} are more than there can be: {EDITED}")
         self._sources: dict[str, _MixedSource] = {}
         # The states of sources that are not in the mixture now, kept in case they return.
         self._removed = {name: source for name, source in saved.items() if name not in mixture.sources}
@@ -36,7 +39,7 @@ class MixtureIterator(StageIterator):
         self._phase = mixture.phase_at(sum(source.taken for source in saved.values()), lane.count)
         for name, stage in mixture.sources.items():
             if name not in saved:
-                raise StateError(f"there is no state of source {name!r}: the state is damaged or was edited")
+                raise StateError(f"there is no state of source {name!r}: {EDITED}")
             below = lane.named(name)
             below.pace.share = self._phase.weights[name]
             order = Permutation(lane.count, key_of(lane.seed, "offset", below.source))

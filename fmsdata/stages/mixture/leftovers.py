@@ -28,7 +28,7 @@ from fmsdata.core.spans import (
     Buffer,
 )
 from fmsdata.core.stage import Stage
-from fmsdata.core.state import State
+from fmsdata.core.state import EDITED, State, is_count, shown
 from fmsdata.errors import StateError
 from fmsdata.stages.pack.token_run import TokenRun
 
@@ -49,15 +49,14 @@ class Leftover:
         if saved is None:
             return None
         try:
-            runs = [(int(begin), int(end)) for begin, end in saved["runs"]]
-            edges = [edge for run in runs for edge in run]
-            if not runs or edges != sorted(set(edges)) or not 0 <= edges[0] < edges[-1] <= saved["length"]:
-                raise ValueError
-            return Leftover(start=dict(saved["start"]), runs=runs, length=int(saved["length"]))
+            start, runs, length = saved["start"], [(begin, end) for begin, end in saved["runs"]], saved["length"]
+            edges = [0, *(edge for run in runs for edge in run), length]
+            valid = isinstance(start, dict) and bool(runs) and all(map(is_count, edges))
+            if valid and edges[1:-1] == sorted(set(edges[1:-1])) and edges[-2] <= length:
+                return Leftover(start=start, runs=runs, length=length)
         except (TypeError, ValueError, KeyError):
-            raise StateError(
-                f"'rest' is {saved!r}, expected the leftover of a source: the state is damaged or was edited"
-            ) from None
+            pass
+        raise StateError(f"'rest' is {shown(saved)}, expected the leftover of a source: {EDITED}")
 
     def plain(self) -> State:
         return {"start": self.start, "runs": self.runs, "length": self.length}

@@ -1,5 +1,6 @@
 """The stage `Mixture`: which sources are mixed, with which weights in which phase of the run."""
 
+import copy
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 
@@ -67,6 +68,14 @@ class Mixture(Stage):
 
     def children(self) -> Mapping[str, Stage]:
         return self.sources
+
+    def settled(self, lanes: int, saved: State | None = None) -> Stage:
+        sources = {name: stage.settled(lanes, self.saved_child(saved, name)) for name, stage in self.sources.items()}
+        if all(sources[name] is stage for name, stage in self.sources.items()):
+            return self
+        mixture = copy.copy(self)
+        mixture.sources = sources
+        return mixture
 
     def describe(self, source: str = "") -> State:
         described = {name: stage.describe(full_name(source, name)) for name, stage in self.sources.items()}

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fmsdata.core.state import State, number, part, signed_number
+from fmsdata.core.state import EDITED, State, number, parse, part, shown, signed_number
 from fmsdata.errors import StateError
 from fmsdata.stages.mixture.leftovers import Leftover
 
@@ -38,20 +38,15 @@ def pack_sources(sources: Mapping[str, SourceState]) -> State:
 
 def unpack_sources(state: State) -> dict[str, SourceState]:
     """The reverse of `pack_sources`."""
-    try:
-        edited = dict(json.loads(state["edited"])) if state["edited"] else {}
-    except (KeyError, TypeError, ValueError):
-        raise StateError(
-            f"'edited' is {state.get('edited')!r}, expected a JSON text: the state is damaged or was edited"
-        ) from None
+    text = state.get("edited")
+    edited = {} if text == "" else parse(text, f"'edited' ({shown(text)})")
     sources = {}
     for name in part(state, "sources") or {}:
         saved = part(part(state, "sources"), name)
         after_edit = part(edited, name) if name in edited else None
-        sources[name] = SourceState(
-            taken=number(saved, "taken"),
-            shift=signed_number(after_edit, "shift"),
-            leftover=Leftover.parse(after_edit["rest"]) if after_edit else None,
-            below=part(saved, "below"),
-        )
+        taken, leftover = number(saved, "taken"), Leftover.parse((after_edit or {}).get("rest"))
+        if leftover and leftover.length > taken + leftover.tokens:  # it begins at or behind the start of the source
+            raise StateError(f"source {name!r} has a leftover of {leftover.length} tokens, and gave {taken}: {EDITED}")
+        shift = signed_number(after_edit, "shift")
+        sources[name] = SourceState(taken=taken, shift=shift, leftover=leftover, below=part(saved, "below"))
     return sources

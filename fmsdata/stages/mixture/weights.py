@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fmsdata.core.checks import whole
+from fmsdata.core.checks import unnamed, whole
 from fmsdata.core.options import LARGEST_WEIGHT
 from fmsdata.errors import ConfigError
 
@@ -16,8 +16,8 @@ from fmsdata.errors import ConfigError
 class Phase:
     """A part of the run with weights of its own.
 
-    It lasts until the run has taken `until_tokens` tokens, or to the end of the run (None). Sources
-    that it does not name are not read meanwhile.
+    It lasts until the run has taken `until_tokens` tokens, or to the end of the run (None). It names
+    every source: one that is not read meanwhile has weight 0.
 
     >>> phase = Phase(until_tokens=10**12, weights={"web": 0.9, "wiki": 0.1})
     """
@@ -66,7 +66,11 @@ def checked_phases(sources: Mapping[str, object], phases: Sequence[Phase]) -> li
             whole("until_tokens", until, least=1)
             if checked and until <= (checked[-1].until_tokens or 0):
                 raise ConfigError(f"until_tokens must grow: phase {i} has {until}, not more than the one before")
-        check_weights(sources, {**dict.fromkeys(sources, 0), **phase.weights})
+        if not isinstance(phase.weights, Mapping):
+            raise ConfigError(f"phase {i}: weights is {phase.weights!r}; it must be a dict of a weight for each source")
+        if phase.weights.keys() <= sources.keys() and (missing := unnamed(sources, phase.weights)):
+            raise ConfigError(f"phase {i}: {missing}")
+        check_weights(sources, phase.weights)
         checked.append(Phase(weights=as_shares(sources, phase.weights), until_tokens=until))
     return checked
 

@@ -40,7 +40,8 @@ class Pack(Stage):
     With `mode="split"`, documents continue over lines. With `mode="pad"`, a document that does not
     fit starts a new line, the rest of the line is filled with `pad`, and only documents that are
     longer than a line are split. `bol` and `eol` stand at the start and end of each line; where a
-    line already starts or ends with that token, none is added.
+    line already starts or ends with that token, none is added. `mode="split"` ignores `pad`, so that
+    changing the mode is one edit.
 
     >>> lines = Pack(docs, seq_len=4097, mode="split")     # doctest: +SKIP
     """
@@ -61,7 +62,6 @@ class Pack(Stage):
         self.mode = mode
         self.bol = token("bol", bol)
         self.eol = token("eol", eol)
-        self.pad = token("pad", pad)
         needed = 1 + (bol is not None) + (eol is not None)
         self.seq_len = whole("seq_len", seq_len)
         if self.seq_len < needed:
@@ -69,18 +69,21 @@ class Pack(Stage):
                 f"seq_len is {seq_len}; a line needs room for at least {needed} tokens (bol, eol and one of a document)"
             )
         check_pad(mode, pad)
+        padding = token("pad", pad)
+        # What has no effect is no part of the description: a run may add or drop it.
+        self.pad = None if MODES[mode].fills_lines else padding
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
         return MODES[self.mode].open(self, lane, state)
+
+    def epoch_items(self) -> int:
+        return self.size().tokens // self.seq_len
 
     def window_tokens(self) -> int:
         return self.seq_len * super().window_tokens()
 
 
 def check_pad(mode: Mode, pad: int | None) -> None:
-    """Raise unless there is a token to pad with exactly where lines are padded."""
+    """Raise unless there is a token to pad with where lines are padded."""
     if pad is None and not MODES[mode].fills_lines:
         raise ConfigError(f"pack mode {mode!r} needs a `pad` token")
-    if pad is not None and MODES[mode].fills_lines:
-        padding = " and ".join(repr(name) for name, entry in MODES.items() if not entry.fills_lines)
-        raise ConfigError(f"pad={pad} is only for pack mode {padding}")

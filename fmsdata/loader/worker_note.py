@@ -1,0 +1,75 @@
+"""The note of a worker: what it is doing, for a trainer that waits for it or finds it dead.
+
+It is shared memory. The worker writes what it reads next. On a signal it also writes its Python
+stack, even while it is inside a function that does not return: `faulthandler` does that.
+"""
+
+import faulthandler
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from fmsdata.loader.shared_memory import SharedMemory
+
+TEXT_BYTES = 1024
+STACK_BYTES = 1 << 14
+STACK_SIGNAL = signal.SIGUSR2
+STACK_SECONDS = 1.0  # how long a worker may take to write its stack
+STATES = {
+    "T": "the process is stopped, by SIGSTOP for example; `kill -CONT {pid}` lets it continue",
+    "t": "the process is stopped by a debugger",
+    "D": "the process waits for a disk or for a network filesystem",
+    "Z": "the process has ended",
+}
+
+
+class WorkerNote:
+    """Shared by a worker, which writes, and the trainer, which reads.
+
+    >>> note = WorkerNote()
+    >>> note.write("source 'web', part-0.arrow")
+    >>> note.read()
+    "source 'web', part-0.arrow"
+    """
+
+    def __init__(self, memory: SharedMemory | None = None) -> None:
+        self.memory = memory or SharedMemory()
+
+    def write(self, text: str) -> None:
+        """Say what is read next."""
+        self.memory.write(text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES))
+
+    def read(self) -> str:
+        """What the worker said last; empty if it has said nothing."""
+        return bytes(self.memory.read(TEXT_BYTES)).decode(errors="replace").strip(" \0")
+
+    def answer_signals(self) -> None:
+        """In the worker: write the stack whenever the trainer asks for it."""
+        faulthandler.register(STACK_SIGNAL, file=self.memory.fileno(), all_threads=True)
+
+    def stack(self, pid: int) -> str:
+        """In the trainer: the Python stack of the worker, or why there is none."""
+        if (state := _process_state(pid)) in STATES:
+            return STATES[state].format(pid=pid)
+        fd = self.memory.fileno()
+        os.lseek(fd, TEXT_BYTES, os.SEEK_SET)  # both processes share the position at which `faulthandler` writes
+        with suppress(ProcessLookupError):
+            os.kill(pid, STACK_SIGNAL)
+        written, deadline = 0, time.monotonic() + STACK_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(STACK_SECONDS / 20)
+            before, written = written, os.lseek(fd, 0, os.SEEK_CUR) - TEXT_BYTES
+            if written and written == before:
+                break
+        if not written:
+            return "the process does not answer"
+        return "its Python stack:\n" + os.pread(fd, min(written, STACK_BYTES), TEXT_BYTES).decode(errors="replace")
+
+
+def _process_state(pid: int) -> str:
+    """The state of a process as one letter; empty where the system does not say."""
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""

@@ -1,0 +1,103 @@
+"""Loaders and trainers of other libraries that use a dataset in a way that can't be exact.
+
+A `Rescalable` that reads the lanes of one rank of several must not be split again: a dispatcher reads
+on rank 0 for all ranks, a slicing wrapper keeps a part of what each rank reads, and the other lanes
+are lost without a word. Such wrappers call `iter()` or, before it, `set_epoch()` on the dataset, and
+they know the number of processes. So the object that calls is asked for it.
+"""
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from fmsdata.errors import ConfigError
+from fmsdata.run.ranks import Ranks
+
+EXACT = (
+    "Use the loader of fmsdata, whose state is exact:\n"
+    "    loader = fmsdata.StatefulDataLoader(data, batch_size=...)\n"
+    "    state = loader.state_dict(gather=True)"
+)
+ONE_RANK_SAVERS = {"accelerate", "lightning", "pytorch_lightning"}  # they save what rank 0 returns
+
+
+def refuse_wrappers(ranks: Ranks, lanes: int, seed: int) -> str | None:
+    """Raise if the caller of the method that calls this is a wrapper that loses samples, or never ends.
+
+    Returns the name of a wrapper that is exact, but reads ahead.
+    """
+    caller = next(_callers(2), None)
+    owner: Any = None
+    if caller is not None and caller.f_code.co_name in ("__iter__", "set_epoch"):  # looking at the variables of
+        owner = caller.f_locals.get("self")  # other functions would keep these alive
+    processes = _processes(owner)
+    name = type(owner).__name__
+    if processes > 1 and ranks.world_size > 1:
+        raise ConfigError(
+            f"{name} splits what it reads among {processes} processes, but this Rescalable reads only the lanes of "
+            f"{ranks}: samples would be lost. Use the loader of fmsdata, which accelerator.prepare() leaves as it is:\n"
+            "    loader = fmsdata.StatefulDataLoader(data, batch_size=...)\n"
+            "or let each process read the whole stream, of which the wrapper keeps a part:\n"
+            f"    data = fmsdata.Rescalable(lines, lanes={lanes}, seed={seed}, rank=0, world_size=1)"
+        )
+    if processes > 1 and getattr(owner, "use_stateful_dataloader", False) and hasattr(owner, "slice_fn"):
+        raise ConfigError(
+            f"{name} with use_stateful_dataloader=True on {processes} processes saves the state after the batches that "
+            f"it read ahead: batches would be lost on resume. {EXACT}"
+        )
+    refuse_endless_evaluation()
+    return name if caller is not None and _library(caller) == "accelerate" else None
+
+
+def refuse_endless_evaluation() -> None:
+    """Raise if transformers evaluates, which it does to the end of the data."""
+    if any(frame.f_code.co_name == "evaluation_loop" and _library(frame) == "transformers" for frame in _callers(1)):
+        raise ConfigError(
+            "Trainer.evaluate reads its data to the end, and this stream has no end. "
+            "Give it a loader with an end, in a subclass of Trainer:\n"
+            "    def get_eval_dataloader(self, eval_dataset=None):\n"
+            "        return fmsdata.StatefulDataLoader(data, batch_size=..., steps=...)"
+        )
+
+
+def refuse_to_save(ranks: Ranks, gather: bool, reader: str | None = None) -> None:
+    """Raise if the state that a method returns to its caller could not be resumed from.
+
+    `reader` is what reads the data ahead of the trainer, if anything does. Loaders that read ahead
+    and take the state at the right moment, as torchdata does, are the caller themselves.
+    """
+    caller = next(_callers(2), None)
+    library = "" if caller is None else _library(caller)
+    if ranks.world_size > 1 and not gather and library in ONE_RANK_SAVERS:
+        raise ConfigError(
+            f"{library} saves the state of one rank only, and state_dict() on {ranks} holds the lanes of this rank: "
+            "the run could not be resumed. Hand it an object whose state_dict() returns "
+            "loader.state_dict(gather=True), the state of all ranks"
+        )
+    if reader is not None and library != "torchdata":
+        raise ConfigError(
+            f"this dataset is read by {reader}, ahead of the trainer, so its position is not that of the "
+            f"trainer: samples would be lost or repeated on resume. {EXACT}"
+        )
+
+
+def _processes(owner: Any) -> int:
+    """The processes that a wrapper splits samples among: 1 if it is no such wrapper."""
+    for holder in (owner, getattr(owner, "state", None)):
+        processes = getattr(holder, "num_processes", None)
+        if isinstance(processes, int):
+            return processes
+    return 1
+
+
+def _callers(depth: int) -> Iterator[FrameType]:
+    """The stack, from the caller of the method that is `depth` calls above."""
+    frame: FrameType | None = sys._getframe(depth + 1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _library(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -1,0 +1,1 @@
+"""Fuzzers of everything that is read from files: shards, counts, YAML, states, checkpoints."""

@@ -1,0 +1,277 @@
+"""Loaders beside other loaders, threads and processes: the same stream, and no hang."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from torch.utils.data import DataLoader
+
+import fmsdata
+from fmsdata.core.fork_gate import ForkGate
+from fmsdata.loader.fork_server import ForkServer
+from tests.helpers import documents, maker, worker_processes, write_source
+from tests.servers.object_store import ObjectStore
+
+ROOT = Path(__file__).parents[2]
+STARTS = 5
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(1)
+    for name in ("web", "wiki"):
+        write_source(tmp_path / name, documents(rng, 2000, shortest=2))
+    return tmp_path
+
+
+def run(script: Path | list[str], *arguments: str, timeout: float = 240, cwd: Path | None = None) -> str:
+    """The output of a Python program, which must end well and in time."""
+    command = [sys.executable, str(script)] if isinstance(script, Path) else [sys.executable, *script]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    done = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, timeout=timeout, env=environment, cwd=cwd, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_start_beside_threads_that_never_stop(large: Path, object_store: ObjectStore, method: str) -> None:
+    """Two loaders and a reader of an object store plan all the time, and a logger logs."""
+    url = object_store.bucket("beside") + "/web"
+    object_store.upload(large / "web", url)
+    remote = {"url": url, "options": object_store.options}
+    task = json.dumps([str(large), remote, method, STARTS if method != "spawn" else 2, method != "fork"])
+    printed = run(["-m", "tests.programs.worker_starts"], task, cwd=ROOT).split()
+    alone = run(
+        ["-m", "tests.programs.worker_starts"], json.dumps([str(large), None, "forkserver", 1, False]), cwd=ROOT
+    )
+    assert set(printed) == set(alone.split())
+    assert len(printed) == (STARTS if method != "spawn" else 2)
+
+
+def test_a_fork_waits_until_threads_of_the_package_are_quiet() -> None:
+    """A thread inside a gate holds a lock now and then: no child ever inherits it locked."""
+    gate, lock, stop = ForkGate(), threading.Lock(), threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            with gate, lock:
+                time.sleep(0.001)
+            time.sleep(0)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(50):
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0 if lock.acquire(timeout=5) else 1)
+            assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_thread_may_fork_from_inside_its_own_gate() -> None:
+    with ForkGate():
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+
+
+SCRIPT = """
+import fmsdata
+
+class Reverse(fmsdata.Stage):                 # a class of the script, and no `if __name__ == "__main__"`
+    def transform(self, item, key):
+        yield item.replace(item.tokens[::-1])
+
+suffix = 7
+docs = fmsdata.Map(Reverse(fmsdata.ShardReader("web")), lambda item: item.replace(list(item.tokens) + [suffix]))
+data = fmsdata.Rescalable(fmsdata.Pack(docs, seq_len=33), lanes=4, seed=1)
+sums = []
+for workers in (0, 2):
+    loader = fmsdata.StatefulDataLoader(data, batch_size=2, num_workers=workers)
+    sums.append([int(batch["input_ids"].sum()) for _, batch in zip(range(6), loader)])
+    loader.close()
+print(sums[0] == sums[1], len(set(sums[0])) > 1)
+"""
+
+
+def test_a_script_without_a_main_guard_uses_its_own_classes_and_lambdas(large: Path) -> None:
+    (large / "script.py").write_text(SCRIPT)
+    assert run(Path("script.py"), cwd=large).split() == ["True", "True"]
+    assert run(["-c", SCRIPT], cwd=large).split() == ["True", "True"], "a notebook's cells have no file either"
+
+
+OWN_ERROR = """
+import fmsdata
+
+class NotThisOne(Exception):
+    pass
+
+def refuse(item):
+    raise NotThisOne("no")
+
+data = fmsdata.Rescalable(fmsdata.Pack(fmsdata.Map(fmsdata.ShardReader("web"), refuse), seq_len=33), lanes=4)
+loader = fmsdata.StatefulDataLoader(data, batch_size=2, num_workers=1)
+try:
+    next(iter(loader))
+except NotThisOne as error:
+    print("caught", error)
+"""
+
+
+def test_an_exception_class_of_the_script_arrives_as_itself(large: Path) -> None:
+    (large / "script.py").write_text(OWN_ERROR)
+    assert run(Path("script.py"), cwd=large).split() == ["caught", "no"]
+
+
+def test_a_module_that_a_worker_can_not_import_is_named(large: Path) -> None:
+    script = """
+        import sys, types
+        import fmsdata
+        module = types.ModuleType("made_by_hand")
+        exec("def same(item): return item", module.__dict__)
+        sys.modules["made_by_hand"] = module
+        lines = fmsdata.Pack(fmsdata.Map(fmsdata.ShardReader("web"), module.same), seq_len=33)
+        loader = fmsdata.StatefulDataLoader(fmsdata.Rescalable(lines, lanes=4), batch_size=2, num_workers=2)
+        try:
+            next(iter(loader))
+        except fmsdata.ConfigError as error:
+            print(error)
+    """
+    printed = run(["-c", textwrap.dedent(script)], cwd=large)
+    assert "No module named 'made_by_hand'" in printed
+    assert "must be in a module that workers can import" in printed
+
+
+def read(loader: Any, steps: int = 6) -> list[Any]:
+    return [batch["input_ids"].tolist() for batch in islice(loader, steps)]
+
+
+def test_loaders_in_threads_each_have_their_stream(corpus: Path) -> None:
+    make = maker(corpus, loader__num_workers=1)
+    expected = read(maker(corpus)(0, 1))
+    seen: dict[int, Any] = {}
+
+    def work(number: int) -> None:
+        loader = make(0, 1)
+        seen[number] = read(loader)
+        loader.close()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert list(seen.values()) == [expected] * 4
+
+
+def test_all_loaders_of_a_process_share_a_fork_server_and_a_dead_one_is_replaced(corpus: Path) -> None:
+    expected = read(maker(corpus)(0, 1))
+    first, second = (maker(corpus, loader__num_workers=1)(0, 1) for _ in range(2))
+    assert read(first) == read(second) == expected
+    parents = {worker.ppid() for worker in worker_processes()}
+    assert len(parents) == 1
+    psutil.Process(parents.pop()).kill()
+    for loader in (first, second):
+        with pytest.raises(fmsdata.WorkerError, match="ended in an unknown way"):
+            for _ in loader:
+                pass
+        loader.close()
+    third = maker(corpus, loader__num_workers=1)(0, 1)
+    assert read(third) == expected
+    third.close()
+
+
+def test_workers_see_the_environment_and_folder_of_the_moment_they_start(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ForkServer.shared()
+    monkeypatch.setenv("SET_AFTER_THE_SERVER", "21")
+    monkeypatch.chdir(corpus)
+
+    def tell(item: fmsdata.Item) -> fmsdata.Item:
+        return item.replace([int(os.environ["SET_AFTER_THE_SERVER"]) + (Path.cwd() == corpus)] * len(item))
+
+    lines = fmsdata.Pack(fmsdata.Map(fmsdata.ShardReader("web"), tell), seq_len=9)
+    loader = fmsdata.StatefulDataLoader(fmsdata.Rescalable(lines, lanes=4), batch_size=2, num_workers=1)
+    assert next(iter(loader))["input_ids"].unique().tolist() == [22]
+    loader.close()
+
+
+def test_forked_workers_of_torch_beside_a_reading_thread_do_not_hang(corpus: Path) -> None:
+    """torch forks from a process in which a loader of ours reads ahead all the time."""
+    stop = threading.Event()
+    beside = maker(corpus)(0, 1)
+
+    def consume() -> None:
+        for _ in beside:
+            if stop.is_set():
+                break
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    try:
+        data = maker(corpus, lanes=4)(0, 1).data
+        for _ in range(4):
+            batches = DataLoader(data, batch_size=2, num_workers=2, multiprocessing_context="fork", timeout=60)
+            assert len(list(islice(batches, 4))) == 4
+    finally:
+        stop.set()
+        thread.join()
+        beside.close()
+
+
+LIMITED = """
+import resource, os, sys
+import fmsdata
+lines = fmsdata.Pack(fmsdata.ShardReader("web"), seq_len=33)
+data = fmsdata.Rescalable(lines, lanes=16, seed=1)
+first = fmsdata.StatefulDataLoader(data, batch_size=2, num_workers=1, multiprocessing_context=sys.argv[1])
+next(iter(first))
+first.close()
+held = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
+loader = fmsdata.StatefulDataLoader(data, batch_size=2, num_workers=16, multiprocessing_context=sys.argv[1])
+try:
+    next(iter(loader))
+except fmsdata.WorkerError as error:
+    print(error)
+loader.close()
+print(len(os.listdir("/proc/self/fd")) - held)
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_too_few_file_descriptors_are_an_error_that_names_the_limit(large: Path, method: str) -> None:
+    message, left = run(["-c", LIMITED], method, cwd=large).splitlines()
+    assert "could not be started: Too many open files" in message
+    assert (
+        "the limit of 48 on open files of a process (ulimit -n) is reached; raise it, or use fewer workers" in message
+    )
+    assert left == "0", "nothing is left open"
+
+
+@pytest.fixture(autouse=True)
+def no_worker_is_left() -> Iterator[None]:
+    yield
+    deadline = time.monotonic() + 10
+    while worker_processes() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not worker_processes()

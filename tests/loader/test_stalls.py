@@ -1,0 +1,140 @@
+"""Silence: a batch that does not come is reported, with what is waited for, and can become an error."""
+
+import os
+import signal
+import threading
+import time
+import warnings
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmsdata
+from fmsdata.loader.patience import Patience, StallLimits
+from tests.helpers import documents, maker, worker_processes, write_source
+
+RELEASE = threading.Event()  # ends the function that never returns, when a test is over
+
+
+def stuck(item: fmsdata.Item) -> fmsdata.Item:
+    if item.document == 15:
+        RELEASE.wait(600)
+    return item
+
+
+def loader_of(folder: Path, function: Any, **options: Any) -> fmsdata.StatefulDataLoader:
+    write_source(folder / "web", documents(np.random.default_rng(0), 400, shortest=20), shards=1)
+    lines = fmsdata.Pack(fmsdata.Map(fmsdata.ShardReader(folder / "web"), function), seq_len=33)
+    data = fmsdata.Rescalable(lines, lanes=4, seed=1)
+    return fmsdata.StatefulDataLoader(data, batch_size=2, rank=0, world_size=1, **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 2}, {"num_workers": 1, "prefetch": 0}, {"num_workers": 0}], ids=str
+)
+def test_a_function_that_never_returns_is_named_and_ends_the_wait(tmp_path: Path, options: dict[str, Any]) -> None:
+    warm = loader_of(tmp_path, lambda item: item, **options)  # the first worker of a process takes longer
+    next(iter(warm))
+    warm.close()
+    loader = loader_of(tmp_path, stuck, stall_warning=2, stall_timeout=8, **options)
+    with (
+        pytest.warns(fmsdata.FmsdataWarning, match="no batch came for") as warned,
+        pytest.raises(fmsdata.StallError, match="no batch came for 8 s, and stall_timeout is 8") as raised,
+    ):
+        for _ in loader:
+            pass
+    for message in [str(raised.value), str(warned[-1].message)]:
+        assert "reading source 'web', part-0.arrow, documents" in message
+        assert "in stuck" in message, "the stack"
+        assert ("worker" in message) == bool(options["num_workers"])
+    assert loader.state_dict()["step"] > 0
+    RELEASE.set()
+    loader.close()
+    RELEASE.clear()
+
+
+def test_a_stopped_worker_is_named_and_continues_where_it_was(corpus: Path) -> None:
+    expected = [batch["input_ids"].tolist() for batch in islice(maker(corpus)(0, 1), 400)]
+    loader = maker(corpus, loader__num_workers=2, loader__stall_warning=2)(0, 1)
+    batches = iter(loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the first worker of a process may take long
+        seen = [next(batches)["input_ids"].tolist()]
+    victim = worker_processes()[1].pid
+    os.kill(victim, signal.SIGSTOP)
+    threading.Timer(6, os.kill, [victim, signal.SIGCONT]).start()
+    with pytest.warns(fmsdata.FmsdataWarning, match=rf"process {victim}: worker 1 of 2.*kill -CONT {victim}"):
+        seen += [next(batches)["input_ids"].tolist() for _ in range(399)]
+    assert seen == expected
+    loader.close()
+
+
+def test_a_call_without_a_thread_is_watched_too(tmp_path: Path) -> None:
+    def slow(item: fmsdata.Item) -> fmsdata.Item:
+        if item.document == 15:
+            time.sleep(3)
+        return item
+
+    loader = loader_of(tmp_path, slow, prefetch=0, stall_warning=1)
+    with pytest.warns(fmsdata.FmsdataWarning, match=r"(?s)no batch came for \d s.*reading source 'web'.*in slow"):
+        for _ in islice(loader, 250):
+            pass
+    loader.close()
+
+
+@pytest.mark.parametrize("options", [{"loader__num_workers": 1}, {}, {"loader__prefetch": 0}], ids=str)
+def test_a_slow_trainer_causes_no_alarm(corpus: Path, options: dict[str, Any]) -> None:
+    loader = maker(corpus, loader__stall_warning=1, **options)(0, 1)
+    batches = iter(loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        next(batches)
+        time.sleep(1)  # for a worker to fill up
+        warnings.simplefilter("error")
+        for _ in range(2):
+            time.sleep(2)
+            next(batches)
+    loader.close()
+
+
+def test_time_in_which_the_whole_process_was_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    patience = Patience(StallLimits(warning=30, timeout=60))
+    for _ in range(20):
+        now += 0.5
+        patience.check(lambda: "")
+    now += 3600
+    patience.check(lambda: "")
+
+
+def test_warnings_come_with_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    patience = Patience(StallLimits(warning=30))
+    when = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(600):
+            now += 0.5
+            before = len(caught)
+            patience.check(lambda: "It waits.")
+            when += [now] * (len(caught) - before)
+    assert when == [30, 60, 120, 240]
+
+
+@pytest.mark.parametrize("name", ["stall_warning", "stall_timeout"])
+@pytest.mark.parametrize("value", [0, -1, "soon", True, float("nan")])
+def test_limits_must_be_seconds(corpus: Path, name: str, value: Any) -> None:
+    data = maker(corpus)(0, 1).data
+    with pytest.raises(fmsdata.ConfigError, match=f"{name} is .*; it must be a number of seconds above zero"):
+        fmsdata.StatefulDataLoader(data, batch_size=1, **{name: value})
+
+
+def test_a_timeout_that_nothing_could_enforce_is_refused(corpus: Path) -> None:
+    data = maker(corpus)(0, 1).data
+    with pytest.raises(fmsdata.ConfigError, match="stall_timeout needs prefetch or num_workers"):
+        fmsdata.StatefulDataLoader(data, batch_size=1, prefetch=0, stall_timeout=5)
