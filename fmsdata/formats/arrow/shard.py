@@ -50,7 +50,7 @@ class Batches:
             return
         with Guarded(column.name):
             heads, here = self._heads(messages[:1])
-            self._shape = metadata.shape(heads, here, base)
+            self._shape = metadata.shape(heads, here, base + int(messages[0, 0] - here[0, 0]))
             column.require(self._shape)
             if not column.listed:
                 return
@@ -90,8 +90,16 @@ class Batches:
     def _read_metadata(self, begin: int, end: int) -> tuple[Ints, Ints]:
         messages = self._messages[begin:end]
         heads, here = self._heads(messages)
-        nodes, buffers = self._metadata.read(heads, here, self._shape, self._base)
-        buffers[:, :, 0] += messages[:, :1] - here[:, :1]
+        moved = messages[:, :1] - here[:, :1]
+        try:
+            nodes, buffers = self._metadata.read(heads, here, self._shape, self._base + int(moved[0, 0]))
+        except Truncated:
+            if len(messages) == 1 or not moved.any():
+                raise
+            for batch in range(begin, end):  # the error names the byte in the file
+                self._read_metadata(batch, batch + 1)
+            raise
+        buffers[:, :, 0] += moved
         return nodes, buffers
 
     def _heads(self, messages: Ints) -> tuple[memoryview, Ints]:
