@@ -21,21 +21,29 @@ from fmsdata.errors import DataError
 
 AT_ONCE = 1 << 18  # bytes of items that are copied at once
 ELSEWHERE = 0  # the address of tokens that are not in memory
+SHORT = 1 << 16  # tokens of an array that is converted as a whole
 SOMEWHERE = np.iinfo(np.int64).max  # and their number
 
 
 class _Places:
-    """Where the tokens of buffers are in memory, and what they are mapped from."""
+    """Where the tokens of buffers are in memory, and what they are mapped from.
 
-    def __init__(self, buffers: Sequence[Buffer], used: Ints) -> None:
+    Short arrays, such as inserted tokens, are converted to `dtype`.
+    """
+
+    def __init__(self, buffers: Sequence[Buffer], used: Ints, dtype: np.dtype[Any] | None = None) -> None:
         self._buffers = buffers
+        self._converted: list[Tokens] = []  # keeps their memory
         self.sources: set[Source] = set()
-        dtypes: set[np.dtype[Any]] = set()
+        self.dtypes: dict[int, np.dtype[Any]] = {}
         address, size = [ELSEWHERE] * len(buffers), [SOMEWHERE] * len(buffers)
         self.used: list[int] = np.flatnonzero(np.bincount(used)).tolist()
         for which in self.used:
             tokens = buffers[which].tokens
-            dtypes.add(tokens.dtype)
+            if dtype not in (None, tokens.dtype) and isinstance(tokens, np.ndarray) and len(tokens) <= SHORT:
+                tokens = tokens.astype(dtype)
+                self._converted.append(tokens)
+            self.dtypes[which] = tokens.dtype
             if isinstance(tokens, MappedTokens):
                 address[which], size[which] = tokens.address, len(tokens)
                 self.sources.add(tokens.source)
@@ -43,7 +51,8 @@ class _Places:
                 address[which], size[which] = tokens.ctypes.data, len(tokens)
         self.address, self._size = np.array(address, np.int64), np.array(size, np.int64)
         # The type of all tokens, if they have the same and all are in memory.
-        self.dtype = dtypes.pop() if len(dtypes) == 1 and all(address[which] for which in self.used) else None
+        in_memory = all(address[which] for which in self.used)
+        self.dtype = self.dtypes[self.used[0]] if in_memory and len(set(self.dtypes.values())) == 1 else None
 
     def require(self, buffer: Ints, start: Ints, stop: Ints) -> None:
         """Raise if there are no such tokens: addresses know no bounds."""
@@ -79,7 +88,7 @@ class TokenCopies:
     def __init__(self, buffers: Sequence[Buffer], spans: Ints, first: Ints, dtype: np.dtype[Any]) -> None:
         self._buffers, self._spans, self._dtype = buffers, spans, dtype
         self._stored = spans[:, LENGTH] - (spans[:, TAIL] > 0)
-        self._places = _Places(buffers, spans[:, BUFFER])
+        self._places = _Places(buffers, spans[:, BUFFER], dtype)
         self._places.require(spans[:, BUFFER], spans[:, START], spans[:, START] + self._stored)
         self._alike = self._places.dtype == dtype
         self._first: list[int] = first.tolist()
@@ -146,7 +155,7 @@ class TokenCopies:
         kinds: dict[np.dtype[Any] | None, list[int]] = {}  # spans by the type of their tokens; None: not in memory
         for row in np.flatnonzero(self._stored[low:high]).tolist():
             buffer = int(spans[row, BUFFER])
-            kind = self._buffers[buffer].tokens.dtype if self._places.address[buffer] else None
+            kind = self._places.dtypes[buffer] if self._places.address[buffer] else None
             kinds.setdefault(kind, []).append(row)
         for kind, rows in kinds.items():
             targets, counts = ends[rows].tolist(), self._stored[low:high][rows].tolist()

@@ -32,7 +32,10 @@ class ShardBytes(Protocol):
         """Some of the bytes, as far as there are any."""
 
     def collect(self, ranges: Ints) -> tuple[memoryview, Ints]:
-        """Bytes with all these ranges in them, rows of first byte and size, and where each range starts in them."""
+        """Bytes with all these ranges in them, and where each range starts in them.
+
+        Ranges are rows of first byte and size, and must be inside the file.
+        """
 
     def tokens(self, dtype: npt.DTypeLike) -> StoredTokens:
         """All bytes as one array. (Arrow aligns everything in a file to 8 bytes.)"""

@@ -1,6 +1,7 @@
 """Shards that change during a run: an error that says so, never other tokens, and never a signal."""
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import fmsdata
 from fmsdata.core import memory
 from fmsdata.errors import DataError
 from fmsdata.storage.mapped import MappedFile, MappedFiles
-from tests.helpers import documents, write_source
+from tests.helpers import documents, open_file, write_source
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "programs" / "changing_shard.py"
@@ -196,3 +197,24 @@ def test_without_help_of_the_system_changes_are_errors_too(
     with pytest.raises(DataError, match="shrank"):
         for item in found:
             assert set(item.tokens.tolist()) <= set(range(10, 60))
+
+
+def test_a_pickled_item_has_its_own_tokens_and_not_those_of_the_shard(tmp_path: Path) -> None:
+    documents = fmsdata.Delimit(fmsdata.ShardReader(write_corpus(tmp_path, "list") / "web"), bos=1, eos=2)
+    for item, _ in zip(fmsdata.Pack(documents, seq_len=3000), range(5), strict=False):
+        data = pickle.dumps(item)
+        copy = pickle.loads(data)
+        assert len(data) < 12_000
+        assert copy.tokens.tolist() == item.tokens.tolist()
+        assert (copy.spans, copy.epochs, copy.key) == (item.spans, item.epochs, item.key)
+
+
+def test_damage_is_reported_at_its_byte_in_the_file(tmp_path: Path) -> None:
+    shard = write_corpus(tmp_path, "batch") / "web" / "part-0.arrow"
+    data = bytearray(shard.read_bytes())
+    place = data.index(b"\xff\xff\xff\xff", 300_000)  # a record batch in the middle
+    data[place : place + 4] = b"\0\0\0\0"
+    shard.write_bytes(data)
+    mapped = open_file(shard)
+    with pytest.raises(DataError, match=f"no record batch at byte {place}"):
+        mapped.read(0, mapped.documents)

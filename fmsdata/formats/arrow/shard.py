@@ -23,7 +23,7 @@ from fmsdata.formats.arrow.framing import NOT_WHOLE
 from fmsdata.formats.arrow.metadata import Metadata, Shape
 from fmsdata.formats.arrow.opening import read_framing
 from fmsdata.formats.base import Decoded, InMemory, Keep, ShardBytes, keep_nothing
-from fmsdata.formats.damage import Guarded
+from fmsdata.formats.damage import Guarded, Truncated
 
 
 class Batches:
@@ -50,7 +50,7 @@ class Batches:
             return
         with Guarded(column.name):
             heads, here = self._heads(messages[:1])
-            self._shape = metadata.shape(heads, here, base)
+            self._shape = metadata.shape(heads, here, base + int(messages[0, 0] - here[0, 0]))
             column.require(self._shape)
             if not column.listed:
                 return
@@ -90,8 +90,16 @@ class Batches:
     def _read_metadata(self, begin: int, end: int) -> tuple[Ints, Ints]:
         messages = self._messages[begin:end]
         heads, here = self._heads(messages)
-        nodes, buffers = self._metadata.read(heads, here, self._shape, self._base)
-        buffers[:, :, 0] += messages[:, :1] - here[:, :1]
+        moved = messages[:, :1] - here[:, :1]
+        try:
+            nodes, buffers = self._metadata.read(heads, here, self._shape, self._base + int(moved[0, 0]))
+        except Truncated:
+            if len(messages) == 1 or not moved.any():
+                raise
+            for batch in range(begin, end):  # the error names the byte in the file
+                self._read_metadata(batch, batch + 1)
+            raise
+        buffers[:, :, 0] += moved
         return nodes, buffers
 
     def _heads(self, messages: Ints) -> tuple[memoryview, Ints]:
@@ -148,9 +156,10 @@ class Batches:
             decoded = pa.ipc.read_record_batch(pa.ipc.read_message(message), self._column.schema)
             column: Any = decoded.column(self._column.index)  # its kind of array depends on the shard's type
             column.validate(full=True)
-            if not self._column.listed:
-                length = np.array([len(column)], np.int64)
-            else:
+            if len(column) != (self._rows(batch) if self._column.listed else decoded.num_rows):
+                raise Truncated("a record batch has another number of rows than its metadata says")
+            length = np.array([len(column)], np.int64)
+            if self._column.listed:
                 plain = column.fill_null([]) if column.null_count and self._column.fixed_size is None else column
                 length = plain.value_lengths().fill_null(0).to_numpy().astype(np.int64)
                 column = plain.flatten()
