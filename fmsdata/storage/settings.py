@@ -35,7 +35,7 @@ class CacheSettings:
     """
 
     path: str = field(
-        metadata=_about(SettingKind.LOCAL_FOLDER, "A folder on a disk of the node, for all its processes.")
+        metadata=_about(SettingKind.LOCAL_FOLDER, "A folder on a disk of the node, for all processes of one user.")
     )
     limit: int = field(metadata=_about(SettingKind.BYTES, "How much it holds at most, such as 200GB."))
 
