@@ -123,6 +123,8 @@ class Checkpoints:
             self._abandon(self._back_to)
         text, step, own = to_bytes(state), state["step"], SaveKey.of(state, world_size)
         path = f"step-{step}/rank-{rank}-of-{world_size}.{own.digest}.{len(text)}.json"
+        if self._saved_by_partner(path, own, step):
+            return f"{self._folder}/{path}"
         (self._folder / path).write_bytes(text)
         listing = list_step(self._folder, step)
         if own in listing.complete:
@@ -139,6 +141,11 @@ class Checkpoints:
         if holds:
             self._lease.hold()
         return f"{self._folder}/{path}"
+
+    def _saved_by_partner(self, path: str, own: SaveKey, step: int) -> bool:
+        """Whether a process that shares the data of this one was first, so that there is nothing to do."""
+        listing = list_step(self._folder, step)
+        return not listing.abandoned and path.partition("/")[2] in listing.complete.get(own, {}).values()
 
     def release(self) -> None:
         """Let other runs save to this folder. The next save takes it again."""

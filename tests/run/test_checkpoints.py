@@ -577,3 +577,23 @@ for step, batches in enumerate(zip(one, other), 1):
     assert done.stdout.split("\n")[:3] == ["-15", "stopped False", "mine too"]
     assert steps_in(tmp_path / "one") == ["step-2", "step-3"]
     assert steps_in(tmp_path / "other") == ["step-2"], "the first loader ended the run"
+
+
+def test_processes_that_share_data_write_a_step_once(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """As tensor-parallel partners do that were given the same rank."""
+    folder = tmp_path_factory.mktemp("shared")
+    first, second = (
+        fmsdata.StatefulDataLoader(
+            maker(corpus)(0, 1).data, batch_size=1, rank=0, world_size=1, checkpoint=Checkpoints(str(folder), keep=2)
+        )
+        for _ in range(2)
+    )
+    for _ in range(3):
+        for loader in (first, second):
+            next(loader)
+        first.save()
+        written = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json")}
+        second.save()
+        assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.json")} == written
+    for loader in (first, second):
+        loader.close()
