@@ -180,7 +180,7 @@ def test_the_number_of_a_process_can_be_used_again(data: fmsdata.Rescalable, fol
     """A live process, but not the one that wrote the lease."""
     (loader,) = loaders(data, folder, 1)
     loader.save()
-    alive = {**json.loads((folder / lease.NAME).read_text()), "pid": os.getppid(), "token": "other"}
+    alive = {**json.loads((folder / lease.NAME).read_text()), "pid": os.getppid(), "started": "1", "token": "other"}
     loader.close()
     (loader,) = loaders(data, folder, 1)
     one_more_step(loader)
