@@ -10,7 +10,6 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -21,14 +20,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fmsdata.core.checks import whole
 from fmsdata.core.state import State
-from fmsdata.errors import CheckpointError, ConfigError, FmsdataWarning
+from fmsdata.errors import ConfigError, FmsdataWarning
 from fmsdata.loader.batches import BatchFinisher, BatchSource, LocalBatchSource
 from fmsdata.loader.device import checked_device
-from fmsdata.loader.ends import Ends, Unsaved
+from fmsdata.loader.ends import Ends
 from fmsdata.loader.fork_server import ForkServer
 from fmsdata.loader.patience import StallLimits
 from fmsdata.loader.read_ahead import OnDemand, ReadAhead
-from fmsdata.loader.sigterm import EXIT_CODE, Sigterm
+from fmsdata.loader.saving import Saving
 from fmsdata.loader.worker_batches import WorkerBatchSource
 from fmsdata.loader.worker_pool import DEFAULT_METHOD
 from fmsdata.planning.schedule import Segment, continued
@@ -120,23 +119,24 @@ class StatefulDataLoader:
         self._fetched = StorageStats()  # by engines that have ended
         self.steps = None if steps is None else whole("steps", steps, least=1)
         self._ends = Ends(self.steps)
-        self._unsaved: Unsaved | None = None
-        self._saving = False
-        self._sigterm = Sigterm()
         self._opened: Lanes | None = None  # for the next engine, if it reads in this process
         self._positions: Positions
-        self._saved_step: int | None  # the step that is in the checkpoint folder already
-        if not isinstance(checkpoint, Checkpoints | None):
-            raise ConfigError(f"checkpoint is {checkpoint!r}; it must be a Checkpoints, as in Checkpoints('folder')")
-        self.checkpoint = checkpoint
+        self._saving = Saving(checkpoint, self._ranks)
         states = None if checkpoint is None else checkpoint.load(self._mine)
         if states is None:
             self._start_at(0, [], data.start(self._mine))
+            self._saving.begin(None)
         else:
-            self.load_state_dict(states)
-            self._saved_step = self._positions.step
-        if checkpoint is not None:
-            checkpoint.begin(None if states is None else self._positions.step, self.rank)
+            self._load(states)
+
+    @property
+    def checkpoint(self) -> Checkpoints | None:
+        """The folder that the loader saves itself to."""
+        return self._saving.checkpoint
+
+    @checkpoint.setter
+    def checkpoint(self, checkpoint: Checkpoints | None) -> None:
+        self._saving.checkpoint = checkpoint
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         if self.steps is None:
@@ -145,7 +145,7 @@ class StatefulDataLoader:
         return self._batches()
 
     def _batches(self) -> Iterator[dict[str, Any]]:
-        with self._sigterm.handled(self._save_done) if self._handles_sigterm else nullcontext():
+        with self._saving.on_sigterm(self._state):
             try:
                 while not self._at_end():
                     yield self._next_batch()
@@ -155,7 +155,7 @@ class StatefulDataLoader:
 
     def __next__(self) -> dict[str, Any]:
         """The next batch. With `steps`, StopIteration once at each end; the next call goes on."""
-        if self._handles_sigterm:
+        if self._saving.handles_sigterm:
             raise ConfigError(
                 "on_sigterm saves while an iteration over the loader runs, and next(loader) is none; "
                 "create one with batches = iter(loader), and call next(batches)"
@@ -196,8 +196,7 @@ class StatefulDataLoader:
             self._stop_engine()
             raise
         self._positions = self._positions.after(batch.samples, batch.passed)
-        if self._unsaved is not None:
-            self._unsaved.step = self._positions.step
+        self._saving.advance(self._positions.step)
         return batch.fields
 
     def _start_engine(self) -> ReadAhead | OnDemand:
@@ -243,10 +242,7 @@ class StatefulDataLoader:
         """
         self._stop_engine()
         self._ends.interrupt()
-        if self._unsaved is not None:
-            self._unsaved.report()
-        if self.checkpoint is not None and self.rank == 0:
-            self.checkpoint.release()
+        self._saving.close()
 
     def _stop_engine(self) -> None:
         engine, self._engine = self._engine, None
@@ -310,11 +306,8 @@ class StatefulDataLoader:
         self._positions = lanes.positions(step)  # after the last batch that was handed out
         self._history = continued(history, Segment(step, self.world_size, self.batch_size))
         self._opened = lanes
-        self._done = self._positions  # when the trainer last asked for a batch
-        self._saved_step = None
         self._ends.move_to(step)
-        if self.checkpoint is not None and self.checkpoint.saves_itself and self.rank == 0:
-            self._unsaved = Unsaved(str(self.checkpoint), step)
+        self._saving.move_to(self._positions)
         self._pipeline = self.data.fingerprint
         self._meter = Meter(begun=self._positions.tokens())
 
@@ -323,11 +316,7 @@ class StatefulDataLoader:
 
         Of the ranks of a `mesh` that share their data, one writes.
         """
-        checkpoint = self._required_checkpoint()
-        if checkpoint.read_only or checkpoint.goes_back:  # the first is an error, the second has more to write
-            self._saved_step = None
-        self._save(checkpoint, self._positions)
-        return f"{checkpoint}/step-{self._positions.step}"
+        return self._saving.save(self._positions, self._state)
 
     def load(self, step: int | None = None) -> None:
         """Load the newest complete checkpoint of the folder again, or go back to a named step.
@@ -337,60 +326,20 @@ class StatefulDataLoader:
 
         >>> loader.load(step=12_000)     # doctest: +SKIP
         """
-        checkpoint = self._required_checkpoint()
-        states = checkpoint.load(self._mine, None if step is None else whole("step", step))
-        if states is None:
-            raise CheckpointError(f"{checkpoint} has no checkpoint to load")
+        self._load(self._saving.load(self._mine, None if step is None else whole("step", step)))
+
+    def _load(self, states: Sequence[State]) -> None:
+        """Resume from states of the checkpoint folder."""
         self.load_state_dict(states)
-        self._saved_step = self._positions.step
-        checkpoint.begin(self._positions.step, self.rank)
-
-    def _required_checkpoint(self) -> Checkpoints:
-        if self.checkpoint is None:
-            raise ConfigError("this loader has no checkpoint folder: create it with checkpoint=Checkpoints(path)")
-        return self.checkpoint
-
-    @property
-    def _handles_sigterm(self) -> bool:
-        return self.checkpoint is not None and self.checkpoint.on_sigterm
-
-    def _save(self, checkpoint: Checkpoints, positions: Positions) -> None:
-        if positions.step == self._saved_step:
-            return
-        self._ranks.check("loader")
-        self._saving = True
-        try:
-            if self._ranks.saves:
-                checkpoint.save(self._state(positions), self.rank, self.world_size)
-        finally:
-            self._saving = False
-        self._saved_step = positions.step
-        if self._unsaved is not None:
-            self._unsaved.saved = positions.step
+        self._saving.begin(self._positions)
 
     def _at_end(self) -> bool:
         """Whether the iteration ends here. Called when the trainer asks for a batch: saves what is due."""
         ended = self._ends.reached(self._positions.step)
-        self._save_if_due(ended)
+        self._saving.save_if_due(self._positions, self._state, ended=ended)
         if ended:
             self._ends.move_to(self._positions.step)
         return ended
-
-    def _save_if_due(self, ended: bool) -> None:
-        """Called when the trainer asks for a batch: it has finished all batches that it got."""
-        checkpoint = self.checkpoint
-        if checkpoint is None:
-            return
-        self._done = self._positions
-        if checkpoint.is_due(self._done.step) or self._sigterm.received or (ended and checkpoint.saves_itself):
-            self._save(checkpoint, self._done)
-        if self._sigterm.received:
-            raise SystemExit(EXIT_CODE)
-
-    def _save_done(self) -> None:
-        """Save where the trainer last asked for a batch, unless a save is in progress."""
-        if self.checkpoint is not None and not self._saving:
-            self._save(self.checkpoint, self._done)
 
     def _enough_workers(self, requested: int) -> int:
         if requested > len(self._mine):
