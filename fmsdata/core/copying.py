@@ -20,6 +20,7 @@ from fmsdata.core.tokens import Tokens
 from fmsdata.errors import DataError
 
 AT_ONCE = 1 << 18  # bytes of items that are copied at once
+GROUP = 128  # items whose tokens are located at once
 ELSEWHERE = 0  # the address of tokens that are not in memory
 SHORT = 1 << 16  # tokens of an array that is converted as a whole
 SOMEWHERE = np.iinfo(np.int64).max  # and their number
@@ -51,8 +52,8 @@ class _Places:
                 address[which], size[which] = tokens.ctypes.data, len(tokens)
         self.address, self._size = np.array(address, np.int64), np.array(size, np.int64)
         # The type of all tokens, if they have the same and all are in memory.
-        in_memory = all(address[which] for which in self.used)
-        self.dtype = self.dtypes[self.used[0]] if in_memory and len(set(self.dtypes.values())) == 1 else None
+        self.in_memory = all(address[which] for which in self.used)
+        self.dtype = self.dtypes[self.used[0]] if self.in_memory and len(set(self.dtypes.values())) == 1 else None
 
     def require(self, buffer: Ints, start: Ints, stop: Ints) -> None:
         """Raise if there are no such tokens: addresses know no bounds."""
@@ -95,12 +96,15 @@ class TokenCopies:
         self._ends: list[int] = offsets(spans[:, LENGTH])[first].tolist()  # tokens before each item
         self._copied = 0, 0  # the first of the items that were copied last, and the one after their last
         self._memory: Tokens = np.empty(0, dtype)
+        self._group, self._located = -1, list[tuple[int, int, int, bytes]]()
 
     def read(self, item: int, unchecked: set[Source]) -> Tokens:
         """The tokens of an item, which are valid until the next one is read.
 
         They must not be used before the sources that this adds to `unchecked` have been checked.
         """
+        if not self._places.in_memory:
+            return self._join(item)
         ends = self._ends
         first, stop = self._copied
         if not first <= item < stop:
@@ -147,25 +151,43 @@ class TokenCopies:
         return np.stack([place, self._stored[rows] * width], axis=1)
 
     def _copy_by_span(self, low: int, high: int) -> None:
-        """Copy tokens of different types, and those that are fetched when they are needed."""
-        spans, out = self._spans[low:high], self._memory
+        """Copy tokens of different types."""
+        spans, stored, out = self._spans[low:high], self._stored[low:high], self._memory
         ends = offsets(spans[:, LENGTH])
         tail = spans[:, TAIL]
         out[ends[1:][tail > 0] - 1] = tail[tail > 0] - 1
-        kinds: dict[np.dtype[Any] | None, list[int]] = {}  # spans by the type of their tokens; None: not in memory
-        for row in np.flatnonzero(self._stored[low:high]).tolist():
-            buffer = int(spans[row, BUFFER])
-            kind = self._places.dtypes[buffer] if self._places.address[buffer] else None
-            kinds.setdefault(kind, []).append(row)
+        kinds: dict[np.dtype[Any], list[int]] = {}  # spans by the type of their tokens
+        for row, buffer in enumerate(spans[:, BUFFER].tolist()):
+            kinds.setdefault(self._places.dtypes[buffer], []).append(row)
         for kind, rows in kinds.items():
-            targets, counts = ends[rows].tolist(), self._stored[low:high][rows].tolist()
-            if kind is None:
-                where = zip(spans[rows, BUFFER].tolist(), spans[rows, START].tolist(), counts, strict=True)
-                pieces = [self._buffers[buffer].tokens[start : start + count] for buffer, start, count in where]
-            else:
-                copied = np.empty(sum(counts), kind)
-                memory = self._stored_pieces(np.array(rows) + low, kind)
-                copy_memory(memory, copied.view(np.uint8), self._places.sources)
-                pieces = [copied[end - count : end] for end, count in zip(accumulate(counts), counts, strict=True)]
-            for target, piece in zip(targets, pieces, strict=True):
-                out[target : target + len(piece)] = piece
+            targets, counts = ends[rows].tolist(), stored[rows].tolist()
+            copied = np.empty(sum(counts), kind)
+            pieces = self._stored_pieces(np.array(rows) + low, kind)
+            copy_memory(pieces, copied.view(np.uint8), self._places.sources)
+            for target, count, end in zip(targets, counts, accumulate(counts), strict=True):
+                out[target : target + count] = copied[end - count : end]
+
+    def _join(self, item: int) -> Tokens:
+        """The tokens of an item that are not all in memory. Only its own are fetched: the budget knows no others."""
+        group = item // GROUP * GROUP
+        if group != self._group:
+            self._group, self._located = group, self._locate(group, min(group + GROUP, len(self._first) - 1))
+        base, pieces = self._first[group], []
+        for buffer, start, stop, tail in self._located[self._first[item] - base : self._first[item + 1] - base]:
+            if start < stop:
+                tokens: Any = self._buffers[buffer].tokens[start:stop]  # before Python 3.12 the stubs know no buffers
+                pieces.append(tokens if tokens.dtype == self._dtype else tokens.astype(self._dtype))
+            pieces.append(tail)
+        return np.frombuffer(b"".join(pieces), self._dtype)
+
+    def _locate(self, first: int, stop: int) -> list[tuple[int, int, int, bytes]]:
+        """For each span of some items where its stored tokens are, and its tail.
+
+        Keeps no view of tokens: those of remote shards may be revoked.
+        """
+        rows = slice(self._first[first], self._first[stop])
+        spans, start = self._spans[rows], self._spans[rows, START]
+        tail = spans[:, TAIL].tolist()
+        tails = {value: np.array(value - 1, self._dtype).tobytes() if value else b"" for value in set(tail)}
+        places = spans[:, BUFFER].tolist(), start.tolist(), (start + self._stored[rows]).tolist()
+        return list(zip(*places, [tails[value] for value in tail], strict=True))
