@@ -20,6 +20,7 @@ import weakref
 from contextlib import suppress
 from dataclasses import replace
 
+from fmsdata.core.fork_gate import ForkGate
 from fmsdata.errors import CheckpointError
 from fmsdata.run.lease_holder import Holder, is_first_process, launch
 from fmsdata.storage.location import Location
@@ -182,6 +183,7 @@ class _Heart(threading.Thread):
         self._folder, self._file, self._lease = folder, folder / NAME, lease
         self._holder = Holder.here(token)
         self._ending = threading.Event()
+        self._gate = ForkGate()
         self.verified = 0.0  # when the file was last seen to be this one's
 
     def beat(self) -> None:
@@ -192,12 +194,14 @@ class _Heart(threading.Thread):
 
     def run(self) -> None:
         while not self._ending.wait(BEAT_SECONDS) and self._lease() is not None:
-            if not self._is_mine():
-                return
-            self.beat()
-        if self._is_mine():
-            with suppress(Exception):
-                self._file.remove()
+            with self._gate:
+                if not self._is_mine():
+                    return
+                self.beat()
+        with self._gate:
+            if self._is_mine():
+                with suppress(Exception):
+                    self._file.remove()
 
     def _is_mine(self) -> bool:
         """Whether the file is there, as this thread wrote it. One that can't be read may still be."""
