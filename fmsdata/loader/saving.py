@@ -109,7 +109,8 @@ class Saving:
         self._busy = True
         try:
             if self._ranks.saves:
-                checkpoint.save(state_of(positions), self._ranks.rank, self._ranks.world_size)
+                rank, world_size = self._ranks.rank, self._ranks.world_size
+                checkpoint.save(state_of(positions), rank, world_size, shared=self._ranks.may_be_shared)
         finally:
             self._busy = False
         self._saved_step = positions.step

@@ -108,8 +108,10 @@ class Checkpoints:
         """Whether the next save sets later steps aside."""
         return self._back_to is not None
 
-    def save(self, state: State, rank: int, world_size: int) -> str:
+    def save(self, state: State, rank: int, world_size: int, *, shared: bool = False) -> str:
         """Write the state of one rank, and return its path.
+
+        `shared`: other processes may be the same rank, and save the same. The first one writes.
 
         A failure changes none of the existing files. Raises if another live run saves here.
         """
@@ -123,7 +125,7 @@ class Checkpoints:
             self._abandon(self._back_to)
         text, step, own = to_bytes(state), state["step"], SaveKey.of(state, world_size)
         path = f"step-{step}/rank-{rank}-of-{world_size}.{own.digest}.{len(text)}.json"
-        if self._saved_by_partner(path, own, step):
+        if shared and self._saved_by_partner(path, own, step):
             return f"{self._folder}/{path}"
         (self._folder / path).write_bytes(text)
         listing = list_step(self._folder, step)

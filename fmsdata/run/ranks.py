@@ -70,6 +70,12 @@ class Ranks:
         now = _distributed()
         return _of_environment() if now is None else cls(*now, "torch.distributed", False)
 
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether other processes may be the same data-parallel rank."""
+        now = _distributed() if self.given else None
+        return now is not None and now[1] > self.world_size
+
     def check(self, reader: str) -> None:
         """Raise if the rank was found, and torch.distributed now names another one."""
         now = None if self.given else _distributed()

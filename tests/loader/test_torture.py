@@ -184,7 +184,7 @@ def check(runs: list[Path], make: testing.MakeLoader, corpus: Path) -> None:
     assert starts == sorted(starts), "a checkpoint that a run resumed from is not lost"
     assert len(set(starts)) > 5
     reference: dict[int, Any] = {}
-    for g, (batch,) in enumerate(zip(islice(make(0, 1), 60_000))):
+    for g, (batch,) in enumerate(zip(islice(make(0, 1), 200_000))):
         reference[g] = [
             batch["input_ids"][0].tolist(),
             [list(span) for span in batch["provenance"][0]],

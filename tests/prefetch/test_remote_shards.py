@@ -207,7 +207,7 @@ def test_a_run_that_was_killed_while_it_fetched_goes_on(
     proxy.rule = always(delay(0.0))
     for step, batch in rows(0, 1):
         assert np.array_equal(batch, expected[2 * step - 2 : 2 * step])
-    saved = max(int(folder.name.removeprefix("step-")) for folder in (tmp_path / "kept").iterdir())
+    saved = max(int(folder.name.removeprefix("step-")) for folder in (tmp_path / "kept").glob("step-*"))
     config["storage"] = {}
     both = [run(rank, 2, saved + 10) for rank in range(2)]
     assert [one.wait(60) for one in both] == [0, 0]
