@@ -111,7 +111,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_memory_does_not_grow_with_the_lanes(tmp_path: Path) -> None:
-    """Each lane held some record batches of 6 MB as a whole: 3 GB."""
+    """Each lane would otherwise hold some record batches of 6 MB as a whole."""
     lengths = np.random.default_rng(0).integers(100, 600, 20_000)
     values = pa.array(np.random.default_rng(1).integers(10, 50_000, lengths.sum()).astype(np.uint16))
     ends: Any = pa.array(np.append(0, np.cumsum(lengths)).astype(np.int32))

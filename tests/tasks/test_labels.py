@@ -214,7 +214,8 @@ def test_labels_that_are_shifted_twice_teach_a_model_to_skip_every_other_token(
 
 @WHO_SHIFTS
 def test_a_model_of_hugging_face_shifts_labels_itself(tmp_path: Path, shift: bool, following: list[int]) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     state = torch.get_rng_state()
     try:
         torch.manual_seed(0)
