@@ -78,13 +78,12 @@ def note_of_skipped(skipped: Sequence[str]) -> str:
 
 def note_of_copies(folder: Location, names: Sequence[str], counts: Mapping[str, tuple[int, int]]) -> str | None:
     """What to say if the shards look as if some of them were there twice."""
-    pairs = _same_files(folder, names)
-    how = "is the same file as"
-    if not pairs:
-        pairs, how = dict(_copies(names, counts)), "has the same counts as"
+    same = _same_files(folder, names)
+    pairs = {**dict(_copies(names, counts)), **same}
     if not pairs:
         return None
     first = min(pairs)
+    how = "is the same file as" if first in same else "has the same counts as"
     return (
         f"{len(pairs):,} of {_files(len(names))} look like copies of others ({first} {how} {pairs[first]}): "
         "a source that holds both reads their documents twice in every epoch; remove the copies"

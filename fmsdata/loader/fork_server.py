@@ -92,7 +92,7 @@ class ForkServer:
             raise
         finally:
             os.close(write)
-        return ServedProcess(read, None if self is ForkServer._shared else self)
+        return ServedProcess(read, self._process.pid, None if self is ForkServer._shared else self)
 
     def end(self) -> None:
         """End the server. Its workers are not affected: they end when their pipes are closed."""
@@ -124,7 +124,8 @@ class ServedProcess:
     `server` is its own server, if it has one.
     """
 
-    def __init__(self, status: int, server: ForkServer | None) -> None:
+    def __init__(self, status: int, started_by: int, server: ForkServer | None) -> None:
+        self.started_by = started_by  # the process id of its server
         self.sentinel = status  # becomes readable when there is news
         self._server = server
         self._received = b""

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fmsdata.core.checks import whole
 from fmsdata.core.state import State
-from fmsdata.errors import ConfigError, FmsdataWarning
+from fmsdata.errors import ConfigError, FmsdataWarning, StageError
 from fmsdata.loader.batches import BatchFinisher, BatchSource, LocalBatchSource
 from fmsdata.loader.device import checked_device
 from fmsdata.loader.ends import Ends
@@ -191,9 +191,14 @@ class StatefulDataLoader:
                 batch = self._engine.next()
                 if batch.wait is not None:
                     batch.wait()
-        except BaseException:
+        except BaseException as error:
             self._ends.interrupt()
             self._stop_engine()
+            if isinstance(error, StopIteration):  # it would end the iteration
+                raise StageError(
+                    "a stage or a task raised StopIteration, perhaps by next(...) on an iterator at its end; "
+                    "give next a default, or catch it"
+                ) from error
             raise
         self._positions = self._positions.after(batch.samples, batch.passed)
         self._saving.advance(self._positions.step)

@@ -59,9 +59,11 @@ class Patience:
             )
         if self._waited >= self._next:
             self._next *= GROWTH
+            after = f"The next warning comes after {self._next:g} s. To get an error instead, set stall_timeout"
+            if timeout is not None:
+                after = f"After {timeout:g} s it becomes an error (stall_timeout)"
             warnings.warn(
-                f"no batch came for {self._waited:.0f} s. {report()}\n"
-                f"The next warning comes after {self._next:g} s. To get an error instead, set stall_timeout",
+                f"no batch came for {self._waited:.0f} s. {report()}\n{after}",
                 FmsdataWarning,
                 stacklevel=2,
             )

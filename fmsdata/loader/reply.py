@@ -8,7 +8,7 @@ message never fills the pipe, and a worker never waits for the trainer to receiv
 import pickle
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from fmsdata.core.tokens import Tokens
 from fmsdata.errors import FmsdataError
 from fmsdata.loader.shared_memory import SharedMemory
 from fmsdata.run.positions import Milestone
+from fmsdata.storage.mapped import Version
 from fmsdata.storage.stats import StorageStats
 
 
@@ -39,6 +40,7 @@ class Reply(NamedTuple):
     lines: Chunk | None = None  # without tokens, and only if the batch needs them
     passed: Sequence[Milestone] = ()
     stats: StorageStats | None = None  # of this worker so far
+    versions: Mapping[str, Version] | None = None  # of the files that it opened first in this round
     failure: "Failure | None" = None  # why the remaining lines are missing
 
 

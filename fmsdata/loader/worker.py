@@ -167,7 +167,7 @@ class RoundReader:
         self._round = 0
         self._failure: Failure | None = None
         try:
-            files = OpenFiles(len(spec.lanes) / spec.data.lanes, channel.note.write)
+            files = OpenFiles(len(spec.lanes) / spec.data.lanes, channel.note.write, spec.data.versions)
             self._lanes = spec.data.start(spec.lanes, spec.positions.states(spec.lanes), files)
         except Exception as error:
             self._failure = Failure.of(error)
@@ -207,6 +207,7 @@ class RoundReader:
             lines=join_lines(rows) if self._spec.needs_lines else None,
             passed=passed,
             stats=self._lanes.files.stats(),
+            versions=self._spec.data.versions.news(),
             failure=self._failure,
         )
         return write_reply(memory, reply, tokens)

@@ -60,6 +60,7 @@ class WorkerBatchSource:
             for index in range(workers)
         ]
         self._lanes, self._batch_size, self._extra_tokens = data.lanes, batch_size, extra_tokens
+        self._versions = data.versions
         self._turns = positions.turns()
         lanes = lanes_of_worker(positions, workers)
         self._worker_of_lane = {lane: index for index in range(workers) for lane in lanes[index]}
@@ -102,6 +103,7 @@ class WorkerBatchSource:
             for passed in received.reply.passed:
                 self._passed[passed.lane].append(passed)
             self._stats[worker] = received.reply.stats or self._stats[worker]
+            self._versions.require(received.reply.versions or {})
         check_lengths(received.reply.length for received in self._replies if received.reply.length)
         self._finished = self._batches_left = self._requested.popleft()
         self._round += 1

@@ -51,8 +51,8 @@ class WorkerNote:
 
     def stack(self, pid: int) -> str:
         """In the trainer: the Python stack of the worker, or why there is none."""
-        if (state := _process_state(pid)) in STATES:
-            return STATES[state].format(pid=pid)
+        if state := describe_state(pid):
+            return state
         fd = self.memory.fileno()
         os.lseek(fd, TEXT_BYTES, os.SEEK_SET)  # both processes share the position at which `faulthandler` writes
         with suppress(ProcessLookupError):
@@ -68,8 +68,9 @@ class WorkerNote:
         return "its Python stack:\n" + os.pread(fd, min(written, STACK_BYTES), TEXT_BYTES).decode(errors="replace")
 
 
-def _process_state(pid: int) -> str:
-    """The state of a process as one letter; empty where the system does not say."""
+def describe_state(pid: int) -> str:
+    """Why a process does nothing, if the system knows; otherwise empty."""
     with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return STATES.get(letter, "").format(pid=pid)
     return ""

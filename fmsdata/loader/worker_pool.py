@@ -23,7 +23,7 @@ from fmsdata.loader.fork_server import ForkServer, describe_exit
 from fmsdata.loader.reply import ReplySize
 from fmsdata.loader.shared_memory import SharedMemory
 from fmsdata.loader.worker import Channel, Surroundings, WorkerSpec, run_worker
-from fmsdata.loader.worker_note import WorkerNote
+from fmsdata.loader.worker_note import WorkerNote, describe_state
 
 DEFAULT_METHOD = "forkserver"
 CHECK_SECONDS = 0.5  # how often exit codes are checked while waiting for a reply
@@ -199,8 +199,14 @@ class WorkerPool:
         reports = []
         for worker in silent[:MOST_REPORTED]:
             pid = worker.process.pid
-            doing = "has not started yet" if pid is None else worker.channel.note.stack(pid)
-            reports.append(f"process {pid}: {worker.describe()}: {doing}")
+            if pid is None:
+                server = worker.process.started_by
+                state = describe_state(server) or "it imports what workers need"
+                reports.append(
+                    f"{worker.describe()}: has not been started yet by its fork server, process {server}: {state}"
+                )
+            else:
+                reports.append(f"process {pid}: {worker.describe()}: {worker.channel.note.stack(pid)}")
         return reports
 
     def check(self) -> None:

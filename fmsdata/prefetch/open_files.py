@@ -21,7 +21,7 @@ from fmsdata.prefetch.look_ahead import LookAhead
 from fmsdata.prefetch.remote_source import RemoteSource
 from fmsdata.prefetch.shard_files import ShardFiles
 from fmsdata.storage.local import Recent
-from fmsdata.storage.mapped import MappedFile, MappedFiles
+from fmsdata.storage.mapped import MappedFile, MappedFiles, Versions
 from fmsdata.storage.settings import Storage
 from fmsdata.storage.stats import StorageStats
 
@@ -35,12 +35,15 @@ def _ignore(what: str) -> None:
 class OpenFiles:
     """The most recently used local shards, mapped, and blocks of remote shards.
 
-    `share` of the run's lanes are read together. Nothing is opened before it is read.
+    `share` of the run's lanes are read together. Nothing is opened before it is read. `versions` are
+    those of the run: a file must look as it did when any part of the run first opened it.
     """
 
-    def __init__(self, share: float = 0.0, on_read: Callable[[str], None] = _ignore) -> None:
+    def __init__(
+        self, share: float = 0.0, on_read: Callable[[str], None] = _ignore, versions: Versions | None = None
+    ) -> None:
         self.shards: Recent[tuple[MappedFile, Shard]] = Recent(OPEN_SHARDS)
-        self.mapped = MappedFiles()
+        self.mapped = MappedFiles(versions)
         self.reading_now = ""  # the last block that a lane began to read
         self._on_read = on_read
         self._share = share

@@ -31,7 +31,7 @@ class Lanes:
         states: Mapping[int, State] | None,
         host: OpenFiles | None = None,
     ) -> None:
-        self.files = host or OpenFiles(len(lanes) / data.lanes)
+        self.files = host or OpenFiles(len(lanes) / data.lanes, versions=data.versions)
         self._data, self._count = data, data.lanes
         self._running = {
             lane: _RunningLane(data, data.lane(lane, self.files), None if states is None else states[lane])

@@ -59,7 +59,7 @@ class Replay:
         self.data = data
         self._checkpoints = checkpoints
         self._watch = watch
-        self._host = OpenFiles()
+        self._host = OpenFiles(versions=data.versions)
         steps = [] if checkpoints is None else [step for step in checkpoints.steps() if checkpoints.is_complete(step)]
         self.newest = max(steps, default=0)
         self._pipeline: State | None = None  # of the newest checkpoint

@@ -40,6 +40,7 @@ from fmsdata.run.shared_marks import SharedMarks
 from fmsdata.run.shares import source_sizes
 from fmsdata.run.state import unpack_states
 from fmsdata.run.wrappers import refuse_to_save, refuse_wrappers
+from fmsdata.storage.mapped import Versions
 
 log = logging.getLogger("fmsdata")
 
@@ -74,6 +75,7 @@ class Rescalable(IterableDataset[Item]):
         self.lanes = whole("lanes", lanes, least=1)
         self.lines = endless(lines, "Rescalable").settled(self.lanes)
         self.seed = whole("seed", seed, least=None)
+        self.versions = Versions()  # of the files that were read, in any process
         self._newest: Samples | None = None  # the iteration whose state is that of this dataset
         self._loaded: list[State] | None = None  # the states that iterations start from
         self._sent: _SentRanks | None = None  # from the process that sent this dataset here
@@ -122,7 +124,7 @@ class Rescalable(IterableDataset[Item]):
         saved = unpack_states(states, self.description, lanes)
         data = with_windows_of(self, windows_of or saved.pipeline)
         edit = edit_between(saved.pipeline, json.loads(data.fingerprint), data.lines, saved.step)
-        host = OpenFiles()
+        host = OpenFiles(versions=self.versions)
 
         def converted(lane: int, state: State) -> State:
             with restoring(lane):

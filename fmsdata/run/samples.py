@@ -1,9 +1,11 @@
 """Samples: the iteration over a `Rescalable` in loaders of other libraries, one sample at a time."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from fmsdata.core.chunk import Item
 from fmsdata.core.state import State
@@ -13,6 +15,17 @@ from fmsdata.run.state import pack_state
 
 if TYPE_CHECKING:
     from fmsdata.run.rescalable import Rescalable, Resumed
+
+
+def _collate(samples: Sequence[Item], **_: object) -> Any:
+    """The batch that a loader without a `collate_fn` makes. Tasks are above this folder, hence the late import."""
+    return import_module("fmsdata.tasks.collate").Collate()(samples)
+
+
+# torch exports no public name for this registry. Changing it in place is what the documentation of
+# `torch.utils.data.default_collate` recommends for other types ("Option 2"). It is done here, because every process
+# that iterates over a `Rescalable` imports this module.
+default_collate_fn_map[Item] = _collate
 
 
 class Samples(Iterator[Item]):

@@ -6,6 +6,7 @@ is taken is copied by the system, so that a file that shrinks is an error too, a
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -107,6 +108,33 @@ class MappedFile:
         return Version(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
+class Versions:
+    """What the files of a run looked like when it first opened them, in any of its processes."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Version] = {}
+        self._sent = 0
+
+    def require(self, found: Mapping[str, Version]) -> None:
+        """Raise if a file does not look as before. Files that were not seen yet are remembered."""
+        for path, version in found.items():
+            before = self._seen.setdefault(path, version)
+            if before[:2] != version[:2]:
+                raise changed(path, before, version)
+
+    def news(self) -> dict[str, Version]:
+        """The files that were seen since the last call."""
+        if self._sent == len(self._seen):
+            return {}
+        new = dict(list(self._seen.items())[self._sent :])
+        self._sent = len(self._seen)
+        return new
+
+    def __getstate__(self) -> dict[str, object]:
+        """For another process, which reports only what it sees itself."""
+        return {"_seen": dict(self._seen), "_sent": len(self._seen)}
+
+
 class MappedFiles:
     """The files that are mapped now, so that none is mapped twice. A mapping ends with its last user.
 
@@ -114,17 +142,15 @@ class MappedFiles:
     files anew when nobody uses them.)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, versions: "Versions | None" = None) -> None:
         self._files: WeakValueDictionary[Path, MappedFile] = WeakValueDictionary()
-        self._versions: dict[Path, Version] = {}
+        self._versions = Versions() if versions is None else versions
 
     def get(self, path: Path) -> MappedFile:
         file = self._files.get(path)
         if file is None:
             file = MappedFile(path)
-            before = self._versions.setdefault(path, file.version)
-            if before[:2] != file.version[:2]:
-                raise changed(str(path), before, file.version)
+            self._versions.require({str(path): file.version})
             self._files[path] = file
         return file
 

@@ -1,14 +1,12 @@
 """Collate: turns samples into the fields of a batch, also in torch's own DataLoader.
 
-Importing this module registers samples with torch's `default_collate`, so a plain `DataLoader(data,
-batch_size=8)` returns the same batches as `StatefulDataLoader`.
+A plain `DataLoader(data, batch_size=8)` returns the same batches as `StatefulDataLoader`: see
+`fmsdata/run/samples.py`.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 from fmsdata.core.checks import flag
 from fmsdata.core.chunk import Item
@@ -66,12 +64,3 @@ class Collate:
                 apart = not getattr(self.task, "causal", True)
             batch = replace(batch, sources=self.sources, padding_segment=apart)
         return {**self.task(batch), **{name: OUTPUTS[name](batch) for name in self.outputs}}
-
-
-def _collate(samples: Sequence[Item], **_: object) -> dict[str, Any]:
-    return Collate()(samples)
-
-
-# torch exports no public name for this registry. Changing it in place is what the documentation of
-# `torch.utils.data.default_collate` recommends for other types ("Option 2").
-default_collate_fn_map[Item] = _collate

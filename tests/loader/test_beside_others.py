@@ -275,3 +275,57 @@ def no_worker_is_left() -> Iterator[None]:
     while worker_processes() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not worker_processes()
+
+
+TORCH = """
+import sys
+from torch.utils.data import DataLoader
+import fmsdata
+
+if __name__ == "__main__":
+    data = fmsdata.Rescalable(fmsdata.Pack(fmsdata.ShardReader("web"), seq_len=33), lanes=4)
+    method = sys.argv[1] or None
+    for batch in DataLoader(data, batch_size=8, num_workers=1 if method else 0, multiprocessing_context=method):
+        print(*sorted(batch))
+        break
+"""
+
+
+@pytest.mark.parametrize("method", ["", "spawn"])
+def test_samples_are_collated_in_a_process_that_uses_nothing_else_of_the_package(large: Path, method: str) -> None:
+    script = large / "script.py"
+    script.write_text(TORCH)
+    assert run(script, method, cwd=large).split() == ["input_ids", "labels"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stop_iteration_of_a_stage_does_not_end_the_stream(corpus: Path, workers: int) -> None:
+    def exhausted(item: fmsdata.Item) -> fmsdata.Item:
+        return next(iter([])) if item.document == 5 else item
+
+    lines = fmsdata.Pack(fmsdata.Map(fmsdata.ShardReader(corpus / "web"), exhausted), seq_len=9)
+    loader = fmsdata.StatefulDataLoader(fmsdata.Rescalable(lines, lanes=4), batch_size=2, num_workers=workers)
+    with pytest.raises(fmsdata.StageError, match="raised StopIteration"):
+        while True:
+            next(loader)
+    loader.close()
+
+
+@pytest.mark.parametrize(("workers", "method"), [(0, "fork"), (1, "forkserver"), (1, "fork")])
+def test_a_shard_that_changes_between_two_iterations_is_an_error_each_time(
+    large: Path, workers: int, method: str
+) -> None:
+    data = fmsdata.Rescalable(fmsdata.Pack(fmsdata.ShardReader(large / "web"), seq_len=33), lanes=4)
+    loader = fmsdata.StatefulDataLoader(data, batch_size=8, num_workers=workers, multiprocessing_context=method)
+    for _ in range(60):
+        next(loader)
+    loader.close()
+    for path in (large / "web").iterdir():
+        with path.open("r+b") as file:
+            file.write(path.read_bytes())
+        os.utime(path, ns=(1, 1))
+    for _ in range(2):
+        with pytest.raises(fmsdata.DataError, match="was written to during the run"):
+            for _ in range(200):
+                next(loader)
+    loader.close()

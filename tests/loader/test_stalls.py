@@ -138,3 +138,21 @@ def test_a_timeout_that_nothing_could_enforce_is_refused(corpus: Path) -> None:
     data = maker(corpus)(0, 1).data
     with pytest.raises(fmsdata.ConfigError, match="stall_timeout needs prefetch or num_workers"):
         fmsdata.StatefulDataLoader(data, batch_size=1, prefetch=0, stall_timeout=5)
+
+
+def test_a_stopped_fork_server_is_named(corpus: Path) -> None:
+    warm = maker(corpus, loader__num_workers=1)(0, 1)
+    next(warm)
+    server = worker_processes()[0].ppid()
+    warm.close()
+    os.kill(server, signal.SIGSTOP)
+    try:
+        loader = maker(corpus, loader__num_workers=1, loader__stall_warning=1, loader__stall_timeout=3)(0, 1)
+        with (
+            pytest.warns(fmsdata.FmsdataWarning, match=r"After 3 s it becomes an error"),
+            pytest.raises(fmsdata.StallError, match=f"by its fork server, process {server}: .*kill -CONT {server}"),
+        ):
+            next(loader)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    loader.close()
