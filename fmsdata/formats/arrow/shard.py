@@ -25,6 +25,8 @@ from fmsdata.formats.arrow.opening import read_framing
 from fmsdata.formats.base import Decoded, InMemory, Keep, ShardBytes, keep_nothing
 from fmsdata.formats.damage import Guarded, Truncated
 
+KEPT_BYTES = 1 << 18  # of list offsets, for each shard
+
 
 class Batches:
     """Record batches in memory, and their documents.
@@ -41,6 +43,8 @@ class Batches:
         self._messages = messages
         self._base = base
         self.keep: Keep = keep_nothing
+        self._kept: dict[int, Ints] = {}  # list offsets, by the place of their table
+        self._room = KEPT_BYTES
         self.whole = data.tokens(column.dtype)
         self._first_row: Sequence[int] = range(len(messages) + 1)
         self.known_tokens: int | None = None if len(messages) else 0
@@ -122,14 +126,25 @@ class Batches:
             else:
                 table, size = self._buffers[batch][column.table]
                 column.require_table(table, size, high - low)
-                width = column.ends.itemsize
-                data = self._data.read(table + row * width, table + (row + count + 1) * width)
-                ends = np.frombuffer(data, column.ends).astype(np.int64)
+                ends = self._list_offsets(table, high - low, row, count)
             start, length = column.rows(ends, *self._buffers[batch][column.values])
             starts.append(start)
             lengths.append(length)
         start, length = (found[0] if len(found) == 1 else np.concatenate(found) for found in (starts, lengths))
         return Block([self.whole], np.zeros(len(start), np.int64), start, length)
+
+    def _list_offsets(self, table: int, rows: int, row: int, count: int) -> Ints:
+        """The list offsets of some rows. Small tables are read once: blocks are often smaller than a copy costs."""
+        kept = self._kept.get(table)
+        width = self._column.ends.itemsize
+        if kept is None:
+            size = (rows + 1) * width
+            if size > self._room:
+                data = self._data.read(table + row * width, table + (row + count + 1) * width)
+                return np.frombuffer(data, self._column.ends).astype(np.int64)
+            self._room -= size
+            self._kept[table] = kept = np.frombuffer(self._data.read(table, table + size), self._column.ends)
+        return kept[row : row + count + 1].astype(np.int64)
 
     def _decoded(self, begin: int, end: int, first: int, stop: int) -> Block[Any]:
         """Documents of record batches that pyarrow has to decode: a copy, which does not keep the others in memory."""
