@@ -1,6 +1,6 @@
 """Starts workers many times beside threads that never stop, under each start method: counts hangs and streams.
 
-    python benchmarks/worker_starts.py 200
+    python benchmarks/worker_starts.py 200 [forkserver fork spawn]
 
 Beside them two loaders and a reader of an object store read ahead all the time, and a logger logs. Under `forkserver`
 and `spawn`, other threads also hold locks that are not of this package. Every start must give the same stream.
@@ -34,7 +34,7 @@ def main() -> None:
         url = store.bucket("starts") + "/web"
         store.upload(corpus / "web", url)
         streams: set[str] = set()
-        for method in ("forkserver", "fork", "spawn"):
+        for method in sys.argv[2:] or ("forkserver", "fork", "spawn"):
             remote = {"url": url, "options": store.options}
             task = json.dumps([str(corpus), remote, method, starts, method != "fork"])
             began = time.perf_counter()
