@@ -43,7 +43,7 @@ class ForkGate:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: a thread may fork from inside its own gate
         self._entered = 0
-        self._stuck_at = -1  # the value of `_entered` at which a fork waited in vain
+        self._stuck_at = -1  # the value of `_entered` at which a fork stopped waiting
         register(self)
 
     def __enter__(self) -> None:

@@ -48,7 +48,7 @@ for step, batch in enumerate(loader):
 
 
 class Trainer:
-    """A run in a process of its own, which makes a step whenever it is told to."""
+    """A run in a process of its own, which makes a step on request."""
 
     def __init__(self, corpus: Path, folder: Any, options: dict[str, Any], environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
