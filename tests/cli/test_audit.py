@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -207,7 +208,10 @@ def test_a_broken_law_is_exit_code_1_and_progress_is_shown_in_a_terminal(config:
                 moved = re.search(rb"law 1, same stream.* [1-9]\d*%", shown)
                 shown += chunk
                 if not moved and re.search(rb"law 1, same stream.* [1-9]\d*%", shown):
+                    process.send_signal(signal.SIGSTOP)  # or it may see a file that is half swapped
+                    os.waitpid(process.pid, os.WUNTRACED)
                     swap(config.parent)
+                    process.send_signal(signal.SIGCONT)
             output = process.communicate()[0]
         finally:
             process.kill()
