@@ -103,6 +103,10 @@ class Stage(IterableDataset[Item]):
         children = saved.get("children")
         return children.get(name) if isinstance(children, Mapping) else None
 
+    def holds_text(self) -> bool:
+        """Whether the items are UTF-8 text, as arrays of bytes, and not tokens."""
+        return any(stage.holds_text() for stage in self.children().values())
+
     def ends(self) -> bool:
         """Whether the items come to an end. Only a source that is mixed with an endless one may end."""
         return any(stage.ends() for stage in self.children().values())

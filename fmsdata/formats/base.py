@@ -1,5 +1,8 @@
 """What every format returns: blocks of documents, as places in arrays of tokens.
 
+The documents of a text format are UTF-8 bytes, as arrays of uint8. Everything up to the stage
+`Tokenize` handles them as it handles tokens: a count of tokens is then a count of bytes.
+
 Readers of mapped files return a block at once. Readers of remote files are generators that do no
 I/O: they ask for byte ranges of one file, are sent the bytes, and return what they read. They do
 not know who fetches the bytes, when and how often, so every format works with any storage.
@@ -77,6 +80,8 @@ def keep_nothing(part: int, decode: Callable[[], Decoded]) -> Decoded:  # noqa: 
 class Shard(Protocol):
     """A shard whose bytes are in memory or mapped."""
 
+    text: bool  # whether the documents are UTF-8 bytes, not tokens
+
     keep: Keep  # called for each part that must be decoded, with its number: it may have kept it
 
     known_tokens: int | None  # the number of tokens, where it need not be computed
@@ -98,6 +103,7 @@ class Shard(Protocol):
 class Layout(Protocol):
     """What is known of a remote shard: enough to ask for the byte ranges that a block needs."""
 
+    text: bool  # whether the documents are UTF-8 bytes, not tokens
     documents: int
     known_tokens: int | None  # the number of tokens, if the layout says
     nbytes: int  # of memory that it takes, roughly

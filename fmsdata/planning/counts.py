@@ -23,6 +23,7 @@ class Counts:
     tokens: Ints
     csv_root: str | None = None  # the folder whose `meta` lists some of them
     notes: tuple[str, ...] = ()  # what a user should know of the files, in words
+    text: bool = False  # whether the documents are text; `tokens` may then be bytes
 
     @cached_property
     def mean_length(self) -> float:

@@ -122,6 +122,9 @@ class ShardReader(Stage):
         reader.max_epochs = max_epochs
         return reader
 
+    def holds_text(self) -> bool:
+        return self.counts.text
+
     def ends(self) -> bool:
         return self.max_epochs is not None
 

@@ -38,6 +38,8 @@ class Runs:
     known.
     """
 
+    text = False
+
     def __init__(
         self, scan: Scan, footer: FooterList, documents: int, tokens: int | None = None, bounds: Ints | None = None
     ) -> None:

@@ -34,6 +34,8 @@ class Batches:
     `messages` are their places in the data. `base` is the data's first byte in the file.
     """
 
+    text = False
+
     def __init__(
         self, column: TokenColumn, metadata: Metadata, data: ShardBytes, messages: Ints, base: int = 0
     ) -> None:

@@ -130,6 +130,8 @@ class Slices:
     blocks.
     """
 
+    text = False
+
     def __init__(self, table: BatchTable, first_row: Ints, tokens: int | None, *, dense: bool) -> None:
         self.documents, self.known_tokens = int(first_row[-1]), tokens
         self._scan, self._column = table.scan, table.scan.column
