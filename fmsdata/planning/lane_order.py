@@ -8,10 +8,15 @@ A source is an endless sequence of blocks. Index `i` is block `P(i mod n)` of ep
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from fmsdata.core.blocks import Address
 from fmsdata.core.keys import key_of
 from fmsdata.core.permutation import Permutation
 from fmsdata.planning.blocks import BlockPlan
+
+FEW = 20  # blocks that are planned faster one by one than as an array
+AHEAD = 256  # blocks that are planned at once, where a lane reads that many in a row
 
 
 class PlannedBlock(NamedTuple):
@@ -34,6 +39,8 @@ class LaneOrder:
         self.plan, self.source = plan, source
         self._blocks, self._lane, self._lanes, self._seed = plan.blocks, lane, lanes, seed
         self._epoch = -1
+        self._planned: list[int] = []  # numbers of blocks of the epoch, from this place on:
+        self._first = 0
         self.places = math.inf  # how many blocks this lane reads in all
         self.has_last = False  # whether the last block of all epochs is this lane's
         if epochs is not None:
@@ -49,8 +56,22 @@ class LaneOrder:
         if epoch != self._epoch:
             self._epoch = epoch
             self._permutation = Permutation(self._blocks, key_of(self._seed, self.source, epoch))
-        block = self._permutation(position)
+            self._planned = []
+        if not 0 <= place - self._first < len(self._planned):
+            self._plan_from(place, position)
+        block = self._planned[place - self._first]
         return PlannedBlock(epoch, block, self.plan.address(block))
+
+    def _plan_from(self, place: int, position: int) -> None:
+        """Plan the block at a place; and if it follows the last one, many behind it."""
+        follows = self._planned and place == self._first + len(self._planned)
+        count = min(AHEAD, -(-(self._blocks - position) // self._lanes)) if follows else 1
+        positions = range(position, position + count * self._lanes, self._lanes)
+        if count < FEW:
+            self._planned = [self._permutation(each) for each in positions[:1]]
+        else:
+            self._planned = self._permutation.array(np.array(positions, np.int64)).tolist()
+        self._first = place
 
     def tokens(self, address: Address) -> float:
         """About how many tokens a block has."""
