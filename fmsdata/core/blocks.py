@@ -24,6 +24,20 @@ class Address(NamedTuple):
     stop: int
 
 
+class BlockName(NamedTuple):
+    """A block that a lane reads, for a person to read."""
+
+    source: str
+    shard: str
+    first: int
+    stop: int
+    lane: int
+
+    def __str__(self) -> str:
+        documents = f"documents {self.first} to {self.stop - 1}"
+        return f"source {self.source!r}, {self.shard}, {documents}, lane {self.lane}"
+
+
 class Block(NamedTuple, Generic[Array_co]):
     """The documents of a block: document `i` is `arrays[array[i]][start[i] : start[i] + length[i]]`.
 
@@ -48,7 +62,13 @@ class LaneBlocks(Protocol):
         """Announce that the lane reads from this place on."""
 
     def read(self, place: int, address: Address) -> Block[StoredTokens]:
-        """The block at a place of the lane's order. Places only grow."""
+        """The block at a place of the lane's order. Places only grow.
+
+        It must not be used before `check` was called.
+        """
+
+    def check(self) -> None:
+        """Raise if a file is not the one that blocks were read from."""
 
     def look_up(self, address: Address) -> Block[StoredTokens]:
         """A block out of order."""
@@ -60,5 +80,5 @@ class Host(Protocol):
     def open_blocks(self, files: Any, order: Any, lane: "Lane") -> LaneBlocks:
         """Read a source for a lane. Where its shards are and in which order they are read, a host knows how to use."""
 
-    def reading(self, what: str) -> None:
-        """Called with a description of each block before it is read."""
+    def reading(self, block: BlockName) -> None:
+        """Called with each block before it is read."""

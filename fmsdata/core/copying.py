@@ -19,7 +19,7 @@ from fmsdata.core.spans import BUFFER, LENGTH, START, TAIL, Buffer
 from fmsdata.core.tokens import Tokens
 from fmsdata.errors import DataError
 
-AT_ONCE = 1 << 18  # bytes of items that are copied at once
+AT_ONCE = 1 << 18  # about how many bytes of items are copied at once
 GROUP = 128  # items whose tokens are located at once
 ELSEWHERE = 0  # the address of tokens that are not in memory
 SHORT = 1 << 16  # tokens of an array that is converted as a whole
@@ -41,15 +41,16 @@ class _Places:
         self.used: list[int] = np.flatnonzero(np.bincount(used)).tolist()
         for which in self.used:
             tokens = buffers[which].tokens
-            if dtype not in (None, tokens.dtype) and isinstance(tokens, np.ndarray) and len(tokens) <= SHORT:
-                tokens = tokens.astype(dtype)
-                self._converted.append(tokens)
-            self.dtypes[which] = tokens.dtype
-            if isinstance(tokens, MappedTokens):
-                address[which], size[which] = tokens.address, len(tokens)
+            if type(tokens) is MappedTokens:
+                address[which], size[which] = tokens.address, tokens.length
                 self.sources.add(tokens.source)
-            elif isinstance(tokens, np.ndarray) and tokens.flags.c_contiguous and tokens.dtype.isnative:
-                address[which], size[which] = tokens.ctypes.data, len(tokens)
+            elif isinstance(tokens, np.ndarray):
+                if dtype is not None and tokens.dtype != dtype and len(tokens) <= SHORT:
+                    tokens = tokens.astype(dtype)
+                    self._converted.append(tokens)
+                if tokens.flags.c_contiguous and tokens.dtype.isnative:
+                    address[which], size[which] = tokens.ctypes.data, len(tokens)
+            self.dtypes[which] = tokens.dtype
         self.address, self._size = np.array(address, np.int64), np.array(size, np.int64)
         # The type of all tokens, if they have the same and all are in memory.
         self.in_memory = all(address[which] for which in self.used)
@@ -103,18 +104,20 @@ class TokenCopies:
 
         They must not be used before the sources that this adds to `unchecked` have been checked.
         """
-        if not self._places.in_memory:
-            return self._join(item)
         ends = self._ends
         first, stop = self._copied
         if not first <= item < stop:
+            if not self._places.in_memory:
+                return self._join(item)
             self._copied = 0, 0
-            most = AT_ONCE // self._dtype.itemsize
+            left = ends[-1] - ends[item]
+            most = -(-left // max(1, round(left * self._dtype.itemsize / AT_ONCE)))  # in parts of equal size
             first, stop = item, max(item + 1, bisect_right(ends, ends[item] + most) - 1)
             self._copy(first, stop)
             self._copied = first, stop
             unchecked |= self._places.sources
-        return self._memory[ends[item] - ends[first] : ends[item + 1] - ends[first]]
+        base = ends[first]
+        return self._memory[ends[item] - base : ends[item + 1] - base]
 
     def forget(self) -> None:
         """Drop what was copied: a check of its sources failed."""

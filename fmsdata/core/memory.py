@@ -36,16 +36,17 @@ class Source(Protocol):
 class MappedTokens:
     """Tokens in memory that may vanish or change. What is taken from them is a copy."""
 
-    __slots__ = ("_array", "address", "dtype", "source")
+    __slots__ = ("_array", "address", "dtype", "length", "source")
 
     def __init__(self, array: Tokens, source: Source) -> None:
         self._array = array  # keeps the memory mapped
         self.source = source
         self.dtype: np.dtype[Any] = array.dtype
         self.address: int = array.ctypes.data
+        self.length = len(array)
 
     def __len__(self) -> int:
-        return len(self._array)
+        return self.length
 
     def __getitem__(self, where: slice) -> Tokens:
         start, stop, _ = where.indices(len(self))

@@ -167,7 +167,8 @@ class RoundReader:
         self._round = 0
         self._failure: Failure | None = None
         try:
-            files = OpenFiles(len(spec.lanes) / spec.data.lanes, channel.note.write, spec.data.versions)
+            share = len(spec.lanes) / spec.data.lanes
+            files = OpenFiles(share, lambda block: channel.note.write(str(block)), spec.data.versions)
             self._lanes = spec.data.start(spec.lanes, spec.positions.states(spec.lanes), files)
         except Exception as error:
             self._failure = Failure.of(error)

@@ -8,10 +8,11 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from fmsdata.core.blocks import Address, Block, LaneBlocks
+from fmsdata.core.blocks import Address, Block, BlockName, LaneBlocks
 from fmsdata.core.lane import Lane
 from fmsdata.core.memory import MappedTokens
 from fmsdata.core.tokens import StoredTokens
+from fmsdata.errors import DataError
 from fmsdata.formats import open_shard
 from fmsdata.formats.base import Decoded, Shard
 from fmsdata.planning.lane_order import LaneOrder
@@ -28,7 +29,7 @@ from fmsdata.storage.stats import StorageStats
 OPEN_SHARDS = 256
 
 
-def _ignore(what: str) -> None:
+def _ignore(block: BlockName) -> None:
     """Nobody wants to know what is read."""
 
 
@@ -40,21 +41,21 @@ class OpenFiles:
     """
 
     def __init__(
-        self, share: float = 0.0, on_read: Callable[[str], None] = _ignore, versions: Versions | None = None
+        self, share: float = 0.0, on_read: Callable[[BlockName], None] = _ignore, versions: Versions | None = None
     ) -> None:
         self.shards: Recent[tuple[MappedFile, Shard]] = Recent(OPEN_SHARDS)
         self.mapped = MappedFiles(versions)
-        self.reading_now = ""  # the last block that a lane began to read
+        self.reading_now: BlockName | None = None  # the last block that a lane began to read
         self._on_read = on_read
         self._share = share
         self._buffers: dict[Storage, PrefetchBuffer] = {}
         self._remote: dict[object, RemoteSource] = {}
         self._decoded: dict[int, DecodedBatches] = {}  # by their budget
 
-    def reading(self, what: str) -> None:
-        """Called with a description of each block before it is read."""
-        self.reading_now = what
-        self._on_read(what)
+    def reading(self, block: BlockName) -> None:
+        """Called with each block before it is read."""
+        self.reading_now = block
+        self._on_read(block)
 
     def open_blocks(self, files: ShardFiles, order: LaneOrder, lane: Lane) -> LaneBlocks:
         """The blocks of a source, for a lane that reads them in this order."""
@@ -101,23 +102,40 @@ class MappedBlocks:
 
     def __init__(self, opened: OpenFiles, files: ShardFiles, source: str) -> None:
         self._opened, self._files, self._source = opened, files, source
+        self._unchecked: set[MappedFile] = set()  # files that blocks were read from
 
     def start(self, place: int) -> None:
         pass
 
     def read(self, place: int, address: Address) -> Block[StoredTokens]:  # noqa: ARG002
-        return self.look_up(address)
-
-    def look_up(self, address: Address) -> Block[StoredTokens]:
         block = self._read(address)
         if isinstance(block.arrays[0], MappedTokens):
             return block
-        return self._opened.decoded(self._files.location.storage).lend(block, partial(self._read, address))
+        return self._opened.decoded(self._files.location.storage).lend(block, partial(self._read_checked, address))
+
+    def check(self) -> None:
+        for file in self._unchecked:
+            file.check()
+        self._unchecked.clear()
+
+    def look_up(self, address: Address) -> Block[StoredTokens]:
+        block = self.read(0, address)
+        self.check()
+        return block
+
+    def _read_checked(self, address: Address) -> Block[StoredTokens]:
+        block = self._read(address)
+        self.check()
+        return block
 
     def _read(self, address: Address) -> Block[StoredTokens]:
         file, shard = self._opened.shards.get((self._files, address.shard), lambda: self._open(address.shard))
-        with file:
+        self._unchecked.add(file)
+        try:
             return shard.read(address.first, address.stop)
+        except DataError:  # perhaps it has changed
+            file.check()
+            raise
 
     def _open(self, shard: int) -> tuple[MappedFile, Shard]:
         files = self._files
@@ -151,6 +169,9 @@ class RemoteBlocks:
         if self._look_ahead is None:
             return self.look_up(address)
         return self._buffer.read(self._look_ahead, place, address)
+
+    def check(self) -> None:
+        """Reads name the version that they want: other bytes are never returned."""
 
     def look_up(self, address: Address) -> Block[StoredTokens]:
         return self._buffer.look_up(self._source, address)

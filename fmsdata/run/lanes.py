@@ -37,7 +37,6 @@ class Lanes:
             lane: _RunningLane(data, data.lane(lane, self.files), None if states is None else states[lane])
             for lane in lanes
         }
-        self._reported = {lane: running.anchor for lane, running in self._running.items()}
 
     def take(self, samples: Iterable[int]) -> tuple[list[Row], list[Milestone]]:
         """The lines of these samples, the next of their lanes, and the milestones passed."""
@@ -46,47 +45,49 @@ class Lanes:
         for sample in samples:
             running = self._running[sample % self._count]
             rows.append(running.take())
-            if running.tallies:
-                passed += running.tallies
-                running.tallies = []
-            if running.anchor is not self._reported[running.lane]:
-                self._reported[running.lane] = running.anchor
-                passed.append(running.anchor)
+            if running.passed:
+                passed += running.passed
+                running.passed = []
         return rows, passed
 
     def positions(self, step: int) -> Positions:
         """Where these lanes were opened."""
         lines = {lane: running.lines for lane, running in self._running.items()}
-        tallies = Tallies.at(self._data, (anchor.state for anchor in self._reported.values()))
-        return Positions(step, lines, dict(self._reported), tallies, self._count)
+        anchors = {lane: running.anchor for lane, running in self._running.items()}
+        tallies = Tallies.at(self._data, (anchor.state for anchor in anchors.values()))
+        return Positions(step, lines, anchors, tallies, self._count)
 
 
 class _RunningLane:
     def __init__(self, data: "Rescalable", lane: Lane, state: State | None) -> None:
         self.lane, self._columns = lane.index, data.columns
-        self.tallies: list[Tally] = []  # of chunks that were begun and not reported yet
+        self.passed: list[Milestone] = []  # that were not reported yet
         with nullcontext() if state is None else restoring(lane.index):
             self.lines, self._row = lines_taken(state, data.lines, data.lanes)
             self._iterator = data.lines.open(lane, part(state, "anchor"))
         self._chunk: Chunk | None = None
+        self._rows = 0  # of the chunk
         self._drop_anchor(0)
+        self.passed = []
 
     def take(self) -> Row:
-        while self._chunk is None or self._row >= len(self._chunk):
+        while self._chunk is None or self._row >= self._rows:
             if self._chunk is not None:
-                self._leave(self._chunk)
+                self._leave()
             self._chunk = self._iterator.read()
-            self.tallies.append(Tally(self.lane, self.lines - self._row, count_tokens(self._chunk, self._columns)))
+            self._rows = len(self._chunk)
+            tokens = count_tokens(self._chunk, self._columns)
+            self.passed.append(Tally(self.lane, self.lines - self._row, tokens))
         chunk, row = self._chunk, self._row
         self._row += 1
         self.lines += 1
-        if self._row == len(chunk):
-            self._leave(chunk)
+        if self._row == self._rows:
+            self._leave()
         return chunk, row
 
-    def _leave(self, chunk: Chunk) -> None:
-        self._chunk, self._row = None, self._row - len(chunk)
-        self._drop_anchor(len(chunk))
+    def _leave(self) -> None:
+        self._chunk, self._row = None, self._row - self._rows
+        self._drop_anchor(self._rows)
 
     def _drop_anchor(self, taken: int) -> None:
         state = self._iterator.state(taken)
@@ -97,6 +98,7 @@ class _RunningLane:
                 f"the state of a stage must be plain data (numbers, strings, lists, dicts): {error}"
             ) from None
         self.anchor = Anchor(self.lane, self.lines - self._row, text)
+        self.passed.append(self.anchor)
 
 
 def restoring(lane: int) -> Restoring:

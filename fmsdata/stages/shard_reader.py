@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fmsdata.core.blocks import BlockName
 from fmsdata.core.checks import whole
 from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import Exhausted, StageIterator
@@ -192,6 +193,7 @@ class _ReaderIterator(StageIterator):
                 blocks.append(block)
                 documents += len(block.length)
                 tokens += int(block.length.sum())
+            self._blocks.check()
             if not blocks:
                 self._at = np.array([[self._place, self._visited]])
                 raise Exhausted(last=self._order.has_last)
@@ -218,7 +220,7 @@ class _ReaderIterator(StageIterator):
         reader = self._reader
         shard, first, stop = address = planned.address
         name = reader.counts.shards[shard]
-        self._host.reading(f"source {self._source!r}, {name}, documents {first} to {stop - 1}, lane {self._lane.index}")
+        self._host.reading(BlockName(self._source, name, first, stop, self._lane.index))
         block = self._blocks.look_up(address) if place is None else self._blocks.read(place, address)
         stripped, length = NONE_STRIPPED, block.length
         if reader.strip:

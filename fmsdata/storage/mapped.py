@@ -64,8 +64,7 @@ class MappedFile:
 
     def check(self) -> None:
         """Raise if the file is not the one that was mapped."""
-        now = self._look()
-        if now != self.version:
+        if (now := self._look()) != self.version:
             raise changed(self._name, self.version, now)
 
     def unreadable(self) -> DataError:

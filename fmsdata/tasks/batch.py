@@ -232,10 +232,13 @@ def collect(rows: Sequence[Row], extra_tokens: int) -> Batch:
 
 def gather(rows: Sequence[Row]) -> Tokens:
     """The tokens of these lines, (lines, line length)."""
-    chunks = {id(chunk): chunk for chunk, _ in rows}.values()
-    check_lengths(chunk.line_length for chunk in chunks)
-    dtypes = {chunk.dtype for chunk in chunks}
-    tokens = np.empty((len(rows), rows[0][0].line_length), dtypes.pop() if len(dtypes) == 1 else np.int64)
+    length, dtype = rows[0][0].line_length, rows[0][0].dtype
+    for chunk, _ in rows:
+        if chunk.line_length != length:
+            check_lengths(chunk.line_length for chunk, _ in rows)
+        if chunk.dtype != dtype:
+            dtype = np.dtype(np.int64)
+    tokens: Tokens = np.empty((len(rows), length), dtype)
     unchecked: set[Source] = set()
     try:
         for line, (chunk, row) in enumerate(rows):
@@ -243,7 +246,7 @@ def gather(rows: Sequence[Row]) -> Tokens:
         for source in unchecked:
             source.check()
     except BaseException:
-        for chunk in chunks:
+        for chunk, _ in rows:
             chunk.copies.forget()
         raise
     return tokens

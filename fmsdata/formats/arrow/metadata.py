@@ -103,7 +103,10 @@ class _Template:
         self._has_body, self._single = bool(message.position(3)), len(single)
         self._numbers = np.array(numbers, np.int64)
         self._fixed = np.setdiff1d(np.arange(size // 8), numbers)
-        self._text = words[offset // 8 : (offset + size) // 8][self._fixed] if aligned else np.empty(0, np.int64)
+        self._words = words[offset // 8 : (offset + size) // 8].copy() if aligned else np.empty(0, np.int64)
+        self._text = self._words[self._fixed] if aligned else self._words
+        self._is_number = np.zeros(len(self._words), bool)
+        self._is_number[numbers if aligned else []] = True
 
     def empty(self, count: int) -> Ints:
         """Room for the numbers of this many record batches."""
@@ -111,6 +114,9 @@ class _Template:
 
     def read(self, words: Ints, messages: Ints, which: Ints, numbers: Ints) -> Ints:
         """Fill in the numbers of those in `which` that look like this one. Returns the others."""
+        if len(which) == len(messages) and (found := self._read_all(words, messages)) is not None:
+            numbers[:] = found[:, self._single :]
+            return which[:0]
         chosen = messages.take(which, axis=0)
         like = (chosen[:, 1] == self._size) & (chosen[:, 0] & 7 == 0)
         if not like.all():
@@ -121,16 +127,31 @@ class _Template:
             start, chosen = start[same], chosen[same]
             like[like] = same
         found = words.take(start + self._numbers)
-        # A field that was left out is 0.
+        self._require(found, chosen)
+        numbers[which[like]] = found[:, self._single :]
+        unlike: Ints = which[~like]
+        return unlike
+
+    def _read_all(self, words: Ints, messages: Ints) -> Ints | None:
+        """The numbers of record batches that are all like this one, if `words` is nothing but their metadata."""
+        size = len(self._words)
+        if not size or len(words) != len(messages) * size or np.count_nonzero(messages[:, 1] != self._size):
+            return None
+        table = words.reshape(-1, size)
+        if not ((table == self._words) | self._is_number).all():
+            return None
+        found = table.take(self._numbers, axis=1)
+        self._require(found, messages)
+        return found
+
+    def _require(self, found: Ints, messages: Ints) -> None:
+        """Raise if what is said twice differs. A field that was left out is 0."""
         body = found[:, 0] if self._has_body else 0
         rows = found[:, self._single - 1] if self._single > self._has_body else 0
         if np.count_nonzero(found[:, self._single] != rows):
             raise _short_column()
-        if np.count_nonzero(chosen[:, 2] != body):
+        if np.count_nonzero(messages[:, 2] != body):
             raise _other_size()
-        numbers[which[like]] = found[:, self._single :]
-        unlike: Ints = which[~like]
-        return unlike
 
 
 def _other_size() -> Truncated:
