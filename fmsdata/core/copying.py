@@ -8,7 +8,7 @@ an error. A check costs more than the copy of a line, so a few lines are copied 
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -97,6 +97,7 @@ class TokenCopies:
         self._ends: list[int] = offsets(spans[:, LENGTH])[first].tolist()  # tokens before each item
         self._copied = 0, 0  # the first of the items that were copied last, and the one after their last
         self._memory: Tokens = np.empty(0, dtype)
+        self._rows: Any = ()  # the items that were copied last
         self._group, self._located = -1, list[tuple[int, int, int, bytes]]()
 
     def read(self, item: int, unchecked: set[Source]) -> Tokens:
@@ -104,24 +105,31 @@ class TokenCopies:
 
         They must not be used before the sources that this adds to `unchecked` have been checked.
         """
-        ends = self._ends
         first, stop = self._copied
         if not first <= item < stop:
             if not self._places.in_memory:
                 return self._join(item)
-            self._copied = 0, 0
+            self._copied, ends = (0, 0), self._ends
             left = ends[-1] - ends[item]
             most = -(-left // max(1, round(left * self._dtype.itemsize / AT_ONCE)))  # in parts of equal size
             first, stop = item, max(item + 1, bisect_right(ends, ends[item] + most) - 1)
             self._copy(first, stop)
+            self._rows = self._memory_by_item(first, stop)
             self._copied = first, stop
             unchecked |= self._places.sources
-        base = ends[first]
-        return self._memory[ends[item] - base : ends[item + 1] - base]
+        tokens: Tokens = self._rows[item - first]
+        return tokens
 
     def forget(self) -> None:
         """Drop what was copied: a check of its sources failed."""
         self._copied = 0, 0
+
+    def _memory_by_item(self, first: int, stop: int) -> Any:
+        """What was copied: the rows of a table, if all items have the same length, else a list."""
+        ends = [end - self._ends[first] for end in self._ends[first : stop + 1]]
+        if ends == list(range(0, ends[-1] + 1, ends[1] or 1)):
+            return self._memory[: ends[-1]].reshape(stop - first, -1)
+        return [self._memory[start:end] for start, end in pairwise(ends)]
 
     def _copy(self, first: int, stop: int) -> None:
         low, high, count = self._first[first], self._first[stop], self._ends[stop] - self._ends[first]
