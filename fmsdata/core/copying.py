@@ -145,7 +145,7 @@ class TokenCopies:
         """Of each span the stored tokens and the tail, as pieces of memory."""
         width, spans = self._dtype.itemsize, self._spans
         pieces = np.empty((len(spans), 2, 2), np.int64)
-        pieces[:, 0] = self._stored_pieces(slice(None), self._dtype)
+        self._fill_stored(pieces[:, 0], spans, self._stored, width)
         pieces[:, 1, 0] = np.arange(len(spans)) * width + self._tails.ctypes.data
         pieces[:, 1, 1] = (spans[:, TAIL] > 0) * width
         return pieces.reshape(-1, 2)
@@ -155,11 +155,11 @@ class TokenCopies:
         tails: Tokens = (self._spans[:, TAIL] - 1).astype(self._dtype)
         return tails
 
-    def _stored_pieces(self, rows: Any, dtype: np.dtype[Any]) -> Ints:
-        """The stored tokens of spans, as pieces of memory."""
-        spans, width = self._spans[rows], dtype.itemsize
-        place = self._places.address.take(spans[:, BUFFER]) + spans[:, START] * width
-        return np.stack([place, self._stored[rows] * width], axis=1)
+    def _fill_stored(self, pieces: Ints, spans: Ints, stored: Ints, width: int) -> None:
+        """Fill in the stored tokens of spans, as pieces of memory."""
+        np.multiply(spans[:, START], width, out=pieces[:, 0])
+        pieces[:, 0] += self._places.address.take(spans[:, BUFFER])
+        np.multiply(stored, width, out=pieces[:, 1])
 
     def _copy_by_span(self, low: int, high: int) -> None:
         """Copy tokens of different types."""
@@ -173,7 +173,8 @@ class TokenCopies:
         for kind, rows in kinds.items():
             targets, counts = ends[rows].tolist(), stored[rows].tolist()
             copied = np.empty(sum(counts), kind)
-            pieces = self._stored_pieces(np.array(rows) + low, kind)
+            pieces = np.empty((len(rows), 2), np.int64)
+            self._fill_stored(pieces, spans[rows], stored[rows], kind.itemsize)
             copy_memory(pieces, copied.view(np.uint8), self._places.sources)
             for target, count, end in zip(targets, counts, accumulate(counts), strict=True):
                 out[target : target + count] = copied[end - count : end]
