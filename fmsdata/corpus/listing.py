@@ -22,7 +22,9 @@ from fmsdata.storage.location import Location
 LEFTOVER_FILE = re.compile(r"cache-.*\.arrow|tmp[a-z0-9_]{8}\.arrow")
 LEFTOVER_FOLDER = re.compile(r".*\.incomplete|_temporary")
 COPIED = re.compile(
-    r"(?P<of>.+?)(?: ?\(\d+\)| - copy(?: \(\d+\))?|[ _-]copy[ _-]?\d*)|copy of (?P<of_>.+)", re.IGNORECASE
+    r"(?P<of>.+?)(?: ?\(\d+\)| - copy(?: \(\d+\))?|[ ._-](?:copy|bak|backup|old)[ ._-]?\d*)"
+    r"|copy[ _-]of[ _-](?P<of_>.+)",
+    re.IGNORECASE,
 )
 ENOUGH_DOCUMENTS = 100  # so that two shards don't have the same counts by chance
 MOST_CHECKED = 100

@@ -64,8 +64,9 @@ def unpack_states(states: State | Sequence[State], description: State, lanes: Se
     missing = [lane for lane in lanes if str(lane) not in found]
     if missing:
         given = sorted({int(lane) for state in many for lane in state["lanes"]})
+        held = f"lanes {_few(given)}" if given else "no lanes"
         raise StateError(
-            f"no state for lane {_few(missing)}: the given states hold lanes {_few(given) or 'none'}"
+            f"no state for lane {_few(missing)}: the given states hold {held}"
             + (f", saved by one of {many[0]['history'][-1][1]} ranks" if len(many) == 1 else "")
             + "; give the list of the states of all ranks, or save one for all of them with state_dict(gather=True)"
         )

@@ -94,7 +94,18 @@ def test_a_run_that_was_saved_with_a_cache_as_a_shard_says_what_changed(web: Pat
         maker(web.parent, sources={"web": {"weight": 1}})(0, 1).load_state_dict(state)
 
 
-@pytest.mark.parametrize("name", ["part-0 (1).arrow", "part-0(2).arrow", "part-0 copy.arrow", "part-0 - Copy.arrow"])
+COPIES = [
+    "part-0 (1).arrow",
+    "part-0(2).arrow",
+    "part-0 copy.arrow",
+    "part-0 - Copy.arrow",
+    "part-0.copy.arrow",
+    "part-0.bak.arrow",
+    "copy-of-part-0.arrow",
+]
+
+
+@pytest.mark.parametrize("name", COPIES)
 def test_copies_by_their_names_are_noticed(web: Path, name: str) -> None:
     copy(web / "part-0.arrow", web / name)
     (note,) = notes(web)
