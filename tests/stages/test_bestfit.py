@@ -224,13 +224,6 @@ PIPELINES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        fmsdata.Pack.__init__, "__kwdefaults__", {**(fmsdata.Pack.__init__.__kwdefaults__ or {}), "window": 6}
-    )
-
-
 @pytest.mark.usefixtures("small_windows")
 @pytest.mark.parametrize("name", [*PIPELINES, "crop"])
 def test_the_laws_hold(corpus: Path, name: str) -> None:
@@ -268,7 +261,6 @@ def test_stats_are_exact_after_any_number_of_resumes(corpus: Path, crop: bool, w
                 loader.load_state_dict(states)
             for batch in islice(loader, steps):
                 for spans in batch["provenance"]:
-                    seen.update({source: stop - start for source, _, _, start, stop in spans[:0]})
                     for span in spans:
                         seen[span.source] += span.stop - span.start
         for _ in range(world_size * steps):
