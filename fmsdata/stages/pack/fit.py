@@ -25,34 +25,36 @@ def best_fit(lengths: Ints, size: int, most: int | None = None) -> Ints:
     >>> best_fit(np.array([3, 6, 5, 7]), 10).tolist()
     [0, 1, 2, 0]
     """
-    line_of = np.empty(len(lengths), np.int64)
-    full = lengths == size
-    lines = int(full.sum())
-    line_of[full] = np.arange(lines)
-    order = np.argsort(-lengths, kind="stable")[lines:]
+    order = np.argsort(-lengths, kind="stable")
+    descending = lengths[order]
     limit = len(lengths) if most is None else most
+    # No two pieces that are longer than half a line go together: each begins a line.
+    lines = int(np.searchsorted(-descending, -(size // 2)))
+    into = list(range(lines))  # lines, in the order in which pieces are placed,
+    times = [1] * lines  # and how many pieces are placed at once
+    placed = [1] * lines  # pieces in each line
+    left = size - descending[:lines]
     rooms: list[int] = []  # of the lines that are neither full nor at their limit, sorted
-    placed: dict[int, int] = {}  # pieces in each of these lines
-    into: list[int] = []  # lines, in the order in which pieces were placed,
-    times: list[int] = []  # and how many pieces were placed at once
-    for length, count in _counted(lengths[order]):
+    if limit > 1:
+        rooms = (left << LINE_BITS | np.arange(lines))[left > 0].tolist()
+    for length, count in _counted(descending[lines:]):
         while count:
             at = bisect_left(rooms, length << LINE_BITS)
             if at < len(rooms):
                 room, line = divmod(rooms.pop(at), 1 << LINE_BITS)
-                before = placed.pop(line)
             else:
-                room, line, before = size, lines, 0
-                lines += 1
+                room, line = size, len(placed)
+                placed.append(0)
             # What is left of this room is again the least that the next piece of this length fits in.
-            now = min(count, room // length, limit - before)
+            now = min(count, room // length, limit - placed[line])
             into.append(line)
             times.append(now)
+            placed[line] += now
             count -= now
             room -= now * length
-            if room and before + now < limit:
+            if room and placed[line] < limit:
                 insort(rooms, room << LINE_BITS | line)
-                placed[line] = before + now
+    line_of = np.empty(len(lengths), np.int64)
     line_of[order] = np.repeat(np.array(into, np.int64), times)
     return line_of
 
@@ -67,14 +69,17 @@ def overfill(lengths: Ints, size: int) -> Ints:
     >>> overfill(np.array([3, 6, 5, 7, 2]), 10).tolist()
     [0, 1, 1, 0, 0]
     """
-    pool = _Pool(lengths)
-    lines: list[_Line] = []
+    full = int((lengths == size).sum())
+    pool = _Pool(lengths[lengths < size])
+    lines: list[_Line] = [[(size, 1)] for _ in range(full)]
+    slack = [-size] * full  # of each line, negative: how much its longest piece can be shortened
     while pool.lengths:
-        line, closed = _overfilled_line(pool, size)
-        if not closed:
-            _spread(lines, line, size)
+        line, excess = _overfilled_line(pool, size)
+        if excess < 0:
+            _spread(lines, line, slack)
             break
         lines.append(line)
+        slack.append(excess - max(line[0][0], line[-1][0]))
     # Pieces of equal length are interchangeable: the first of them goes into the first line.
     entries = np.array([(length, i, count) for i, line in enumerate(lines) for length, count in line], np.int64)
     entries = entries[np.argsort(entries[:, 0], kind="stable")]
@@ -104,8 +109,8 @@ class _Pool:
         self.counts[length] += count
 
 
-def _overfilled_line(pool: _Pool, size: int) -> tuple[_Line, bool]:
-    """The next line of `overfill`, and whether it has enough tokens: it has not if the pool runs out."""
+def _overfilled_line(pool: _Pool, size: int) -> tuple[_Line, int]:
+    """The next line of `overfill`, and how many tokens it has too many: below 0 if the pool runs out."""
     line: _Line = []
     room = excess = size
     kept, last = 0, 0  # the line with the least excess is this many entries of `line`, and a last piece
@@ -121,28 +126,23 @@ def _overfilled_line(pool: _Pool, size: int) -> tuple[_Line, bool]:
         pool.take(length, count)
         line.append((length, count))
         room -= count * length
-    if not room:
-        return line, True
-    if not last:
-        return line, False
+    if not room or not last:
+        return line, -room
     for length, count in line[kept:]:
         pool.put_back(length, count)
     pool.take(last, 1)
-    return [*line[:kept], (last, 1)], True
+    return [*line[:kept], (last, 1)], excess
 
 
-def _spread(lines: list[_Line], pieces: _Line, size: int) -> None:
+def _spread(lines: list[_Line], pieces: _Line, slack: list[int]) -> None:
     """Add pieces to lines, each where the longest piece can be shortened most."""
-    slack = []  # negative, because the heap has the least first
-    for i, line in enumerate(lines):
-        excess = sum(length * count for length, count in line) - size
-        slack.append((excess - max(length for length, _ in line), i))
-    heapify(slack)
+    heap = [(room, i) for i, room in enumerate(slack)]
+    heapify(heap)
     for length, count in pieces:
         for _ in range(count):
-            room, i = slack[0]
+            room, i = heap[0]
             lines[i].append((length, 1))
-            heapreplace(slack, (room + length, i))
+            heapreplace(heap, (room + length, i))
 
 
 def _counted(lengths: Ints) -> Iterator[tuple[int, int]]:
