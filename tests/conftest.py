@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import fmsdata
 from tests.helpers import write_corpus
 from tests.servers.fault_proxy import FaultProxy
 from tests.servers.object_store import ObjectStore, Server, SwiftStore
@@ -49,3 +50,10 @@ def proxy(object_store: ObjectStore) -> Iterator[FaultProxy]:
     """A proxy in front of the store that passes everything, until the test gives it a rule."""
     with FaultProxy(object_store.endpoint) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Best-fit packing in windows of 6 lines, so that a small corpus fills several."""
+    defaults = {**(fmsdata.Pack.__init__.__kwdefaults__ or {}), "window": 6}
+    monkeypatch.setattr(fmsdata.Pack.__init__, "__kwdefaults__", defaults)

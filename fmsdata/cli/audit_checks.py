@@ -57,6 +57,11 @@ class Audit:
 
     def run(self, bar: Progress) -> Report:
         """Check both laws. Stop at the first that does not hold."""
+        if self.epoch and self.config.pack.crop:
+            raise ConfigError(
+                "--epoch: with pack.crop, tokens are thrown away, so an epoch never comes whole; omit --epoch to check "
+                "that none comes twice, or set pack.crop=false pack.pad=TOKEN"
+            )
         report = Report(lanes=self.data.lanes, sources=sorted(_readers(self.data.lines)), chain=list(self.world_sizes))
         try:
             self._same_stream(report, bar)

@@ -64,7 +64,7 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
             "tokens": line,
             "window": window,
             "window_is_automatic": config.shuffle.window == "auto",
-            "padded": not MODES[config.pack.mode].fills_lines,
+            "padded": not (MODES[config.pack.mode].fills_lines or config.pack.crop),
             "samples_between_neighbouring_lines": _distance(window) * data.lanes,
             "samples_of_a_rank_between_neighbouring_lines": _distance(window) * lanes_per_rank,
         },
@@ -84,9 +84,9 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
 
 
 def window_of(stage: Stage) -> int:
-    """The longest window of a pipeline; 1 without a shuffle."""
+    """The longest window of a pipeline, in lines: of a shuffle, or of best-fit packing; 1 without them."""
     below = max(map(window_of, stage.children().values()), default=1)
-    return max(stage.window, below) if isinstance(stage, Shuffle) else below
+    return max(stage.window if isinstance(stage, Shuffle) else stage.window_items(), below)
 
 
 def mixture_of(data: Rescalable) -> Mixture:
@@ -126,9 +126,11 @@ def _drift(reader: ShardReader, lanes: int, world_size: int) -> dict[str, Any]:
 def _lines(config: Config, sources: Mapping[str, Any], length: int) -> float:
     """The number of lines that the tokens fill, with BOS and EOS, and without padding."""
     documents, pack = config.documents, config.pack
-    inserted = (documents.bos is not None) + (documents.eos is not None)
+    each_has_bos = documents.bos is not None or pack.mode == "bestfit"
+    inserted = each_has_bos + (documents.eos is not None)
     total = sum(source["tokens_read"] * (1 + inserted / source["mean_document"]) for source in sources.values())
-    return float(total / (length - (pack.bol is not None) - (pack.eol is not None)))
+    in_lines = 0 if pack.mode == "bestfit" else (pack.bol is not None) + (pack.eol is not None)
+    return float(total / (length - in_lines))
 
 
 def _distance(window: int) -> float:

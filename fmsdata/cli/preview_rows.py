@@ -85,7 +85,7 @@ def _pieces(lines: Chunk, row: int, tokens: list[int]) -> Iterator[Piece]:
     place = 0
     for span in lines.slice(row, row + 1).spans.tolist():
         end = place + span[LENGTH]
-        stored_end, begins = end - (span[TAIL] > 0), bool(span[BEGINS])
+        stored_end, begins = end - (span[TAIL] > 0), bool(span[BEGINS] & 1)
         if span[DOCUMENT] < 0:
             yield Piece(tokens[place:stored_end], begins)
         elif place < stored_end:

@@ -80,6 +80,8 @@ def build_data(config: Config) -> Rescalable:
         bol=pack.bol,
         eol=pack.eol,
         pad=pack.pad,
+        crop=pack.crop,
+        max_documents=pack.max_documents,
     )
     return Rescalable(Shuffle(lines, **dict(config.shuffle)), lanes=config.lanes, seed=config.seed)
 

@@ -113,22 +113,29 @@ class PackConfig(Section):
     """How documents are packed into lines of equal length."""
 
     mode: Mode = "split"
-    """`split`: documents continue over lines. `pad`: a document that doesn't fit starts a line."""
+    """`split`: documents continue over lines. `pad`: a document that doesn't fit starts a line.
+
+    `bestfit`: documents are placed where they fit best; only those longer than a line are split."""
     seq_len: Positive
     """The number of tokens of a line that the model sees."""
     bol: Whole | None = None
-    """A token to start each line with."""
+    """A token to start each line with; for mode `bestfit` the BOS of every document, and required."""
     eol: Whole | None = None
     """A token to end each line with."""
     pad: Whole | None = None
-    """The token that fills up lines; required for mode `pad`, and ignored by mode `split`."""
+    """The token that fills up lines; required for modes `pad` and `bestfit`, and ignored by mode `split`."""
+    crop: bool = False
+    """For mode `bestfit`: never pad; throw away what a line has too much (about 0.3% of the tokens)."""
+    max_documents: Positive | None = None
+    """For mode `bestfit`: the most documents in a line."""
 
     @model_validator(mode="after")
-    def _padding_needs_a_token(self) -> "PackConfig":
-        from fmsdata.stages.pack import check_pad  # the stages import torch; describing a configuration must not
+    def _options_fit_the_mode(self) -> "PackConfig":
+        from fmsdata.stages.pack import check_options  # the stages import torch; describing a configuration must not
 
         with collected():
-            check_pad(self.mode, self.pad)
+            options = self.model_dump(exclude={"mode", "seq_len"})
+            check_options(self.mode, **options)
         return self
 
 

@@ -311,6 +311,12 @@ def _renewed(buffer: Buffer, tokens: Tokens) -> Buffer:
     return Buffer(tokens, buffer.source, buffer.shard, buffer.epoch, mix(buffer.key))
 
 
+def stored_tokens(spans: Ints) -> Ints:
+    """The number of stored tokens in each span: not delimiters, not padding."""
+    stored: Ints = (spans[:, LENGTH] - (spans[:, TAIL] > 0)) * (spans[:, DOCUMENT] >= 0)
+    return stored
+
+
 def provenance(chunk: Chunk) -> list[list[Span]]:
     """For each item, the stored tokens that it consists of."""
     return [[span for span, _ in row] for row in _stored_spans(chunk)]

@@ -6,7 +6,7 @@ without importing torch.
 
 from typing import Literal
 
-Mode = Literal["split", "pad"]  # how lines are packed
+Mode = Literal["split", "pad", "bestfit"]  # how lines are packed
 # Extra fields of a batch.
 OUTPUT_NAMES = (
     "document_ids",

@@ -11,7 +11,7 @@ START = 1  # where in the buffer they start
 LENGTH = 2
 DOCUMENT = 3  # the number of the document in its shard, or INSERTED or PADDING
 POSITION = 4  # where in the stored document the span starts
-BEGINS = 5  # 1 if a document begins here; before delimiters are added, also CONTINUED and UNFINISHED
+BEGINS = 5  # 1 if a document begins here; also CONTINUED and UNFINISHED, and what is CROPPED
 TAIL = 6  # 0, or 1 + a token that is added behind the stored ones; it counts in the length
 COLUMNS = 7
 
@@ -22,6 +22,7 @@ PADDING = -2
 # Flags in BEGINS, for parts of documents.
 CONTINUED = 2  # the part does not start with the stored document: no BOS belongs in front
 UNFINISHED = 4  # the part does not end with the stored document: no EOS belongs behind
+CROPPED = 3  # the bits from here on: how many stored tokens were thrown away behind the last span of a line
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -125,6 +125,10 @@ class Stage(IterableDataset[Item]):
         below = self.children().get("below")
         return 1 if below is None else below.window_tokens()
 
+    def window_items(self) -> int:
+        """How many items the stage makes at once at least, of those that `window_tokens` counts."""
+        return 1
+
     def twins_below(self) -> int:
         """How many stages of the same class are below. Keys their random choices apart."""
         return max((_count(stage, type(self)) for stage in self.children().values()), default=0)

@@ -33,13 +33,14 @@ def differences(saved: Any, now: Any, where: str) -> Iterator[str]:
 def changes_of_lines(saved: Sequence[State], now: Sequence[State]) -> Iterator[str]:
     """Every changed parameter of the stages above the mixture."""
     for old, new in zip(saved, now, strict=True):
-        for name, value in parameters(new).items():
-            if old[name] == value:
+        for name in dict.fromkeys([*parameters(new), *parameters(old)]):
+            before, value = old.get(name), new.get(name)
+            if before == value:
                 continue
             if name == "seq_len":
-                yield f"line length {old[name]} -> {value} tokens"
+                yield f"line length {before} -> {value} tokens"
             else:
-                yield f"{new['stage'].lower()} {name} {old[name]} -> {value}"
+                yield f"{new['stage'].lower()} {name} {before} -> {value}"
 
 
 def changes_of_mixture(saved: State, now: State, removed: State) -> Iterator[str]:

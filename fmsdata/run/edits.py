@@ -30,7 +30,7 @@ from fmsdata.stages.shuffle import Shuffle
 # documents as they are, so that the tokens of a line can go back to their sources.
 EDITABLE: dict[type[Stage], tuple[str, ...]] = {
     Shuffle: ("window",),
-    Pack: ("seq_len", "mode", "bol", "eol", "pad"),
+    Pack: ("seq_len", "mode", "bol", "eol", "pad", "crop", "max_documents", "window"),
     Delimit: ("bos", "eos"),
     Filter: (),
 }
@@ -176,7 +176,7 @@ def _old_stage(stage: Stage, before: State, below: Stage) -> Stage:
         return old
     kind: Any = type(stage)
     try:  # a new one, so that it checks what is in the state
-        made: Stage = kind(below, **{name: before[name] for name in EDITABLE[kind]})
+        made: Stage = kind(below, **{name: before[name] for name in EDITABLE[kind] if name in before})
     except ConfigError as error:
         raise StateError(f"{error}: {EDITED}") from None
     return made

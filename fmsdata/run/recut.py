@@ -8,21 +8,17 @@ become leftovers of their sources.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from fmsdata.core.chunk import Chunk
 from fmsdata.core.lane import Lane
 from fmsdata.core.ranges import merge
 from fmsdata.core.stage import Stage
-from fmsdata.core.state import State, number, part
-from fmsdata.errors import StateError
+from fmsdata.core.state import State, part
 from fmsdata.run.positions import lines_taken
 from fmsdata.stages.delimit import Delimit
 from fmsdata.stages.filter import Filter
 from fmsdata.stages.mixture.leftovers import Leftover, marked_runs
 from fmsdata.stages.mixture.source_state import SourceState, pack_sources, unpack_sources
-from fmsdata.stages.pack import Pack
-from fmsdata.stages.pack.token_run import TokenRun
+from fmsdata.stages.pack import MODES, Pack
 from fmsdata.stages.shuffle import Shuffle
 
 
@@ -39,17 +35,18 @@ class Recut:
 
     def __call__(self, lane: Lane, state: State) -> State:
         mixture: Any = self._old[-1]
-        start, end, lines = self._replay(lane, state)
-        before, after = unpack_sources(self._states(start)[-1]), unpack_sources(self._states(end)[-1])
-        last, half_used = self._finish_document(lane, end)
-        in_lines, in_document = (marked_runs(chunk) if chunk else {} for chunk in (lines, half_used))
+        start, after_lines, lines = self._replay(lane, state)
+        before, after = unpack_sources(self._states(start)[-1]), unpack_sources(self._states(after_lines)[-1])
+        end, unfinished = self._finish(lane, after_lines)
+        last = unpack_sources(end[-1])
+        in_lines, in_progress = (marked_runs(chunk) if chunk else {} for chunk in (lines, unfinished))
         sources = dict(last)
         for name in mixture.sources:
             origin = _Origin(before[name])
-            # The document was read from the state after the lines. Its marks count from there, or, with
-            # a leftover, from the start of that, which is the origin.
+            # What is in progress was read from the state after the lines. Its marks count from there, or,
+            # with a leftover, from the start of that, which is the origin.
             shift = 0 if after[name].leftover else origin.tokens_until(after[name])
-            runs = in_lines.get(name, []) + [(a + shift, b + shift) for a, b in in_document.get(name, [])]
+            runs = in_lines.get(name, []) + [(a + shift, b + shift) for a, b in in_progress.get(name, [])]
             sources[name] = origin.with_leftover(last[name], runs)
         for name, stage in self._new[-1].children().items():
             if name not in sources:
@@ -74,18 +71,14 @@ class Recut:
             chunk = iterator.read()
         return start, iterator.state(len(chunk)), chunk.slice(row, len(chunk))
 
-    def _finish_document(self, lane: Lane, end: State) -> tuple[dict[str, SourceState], Chunk | None]:
-        """The sources after the document in which the last line ended, and its unused part."""
+    def _finish(self, lane: Lane, end: State) -> tuple[list[State], Chunk | None]:
+        """The states after what the packer has in progress where the last line ended, and its unused part."""
         states = self._states(end)
-        used = 0 if self._pack is None else number(states[self._pack], "used")
-        if self._pack is None or not used:
-            return unpack_sources(states[-1]), None
-        iterator = self._old[self._pack + 1].open(lane, states[self._pack + 1])
-        document = TokenRun(iterator.read().slice(0, 1))
-        if used >= len(document):
-            raise StateError(f"'used' is {used}, but the document has only {len(document)} tokens")
-        states = self._states(iterator.state(1), self._pack + 1)
-        return unpack_sources(states[-1]), document.cut(np.array([used, len(document)]))
+        if self._pack is None:
+            return states, None
+        pack: Any = self._old[self._pack]
+        after, unused = MODES[pack.mode].finish(pack, lane, states[self._pack])
+        return states[: self._pack] + self._states(after, self._pack)[self._pack :], unused
 
     def _states(self, state: State, first: int = 0) -> list[State]:
         """The state of each stage down to the mixture, where `state` is that of stage `first`."""
@@ -94,14 +87,14 @@ class Recut:
             states.append(states[-1] if isinstance(stage, Delimit) else part(states[-1], "below") or {})
         return [{}] * first + states
 
-    def _anchor(self, end: State, mixture: State) -> State:
+    def _anchor(self, end: Sequence[State], mixture: State) -> State:
         """The state of the new stages at the start of a line, above this state of the mixture."""
         anchor = mixture
-        for stage, state in reversed(list(zip(self._new[:-1], self._states(end)[:-1], strict=True))):
+        for stage, state in reversed(list(zip(self._new[:-1], end[:-1], strict=True))):
             if isinstance(stage, Shuffle):
                 anchor = {"window": state["window"], "taken": 0, "below": anchor}
             elif isinstance(stage, Pack):
-                anchor = {"used": 0, "below": anchor}
+                anchor = MODES[stage.mode].start(anchor, state)
             elif isinstance(stage, Filter):
                 anchor = {"skip": 0, "below": anchor}
         return anchor

@@ -20,6 +20,9 @@ from fmsdata.run.checkpoints import Checkpoints
 from fmsdata.run.lanes import restoring
 from fmsdata.run.positions import lines_taken
 from fmsdata.run.rescalable import Rescalable, Resumed
+from fmsdata.stages.delimit import Delimit
+from fmsdata.stages.mixture import stages_down_to_mixture
+from fmsdata.stages.pack import MODES, Pack
 
 Watch = Callable[[float, int], None]  # is called with the lanes read so far, and the number of lanes to read
 
@@ -183,6 +186,7 @@ class ReplayedLane:
     """A lane that is read chunk by chunk, from its start or from a saved state."""
 
     def __init__(self, data: Rescalable, lane: Lane, state: State | None) -> None:
+        self._stages, self._lane = stages_down_to_mixture(data.lines), lane
         with nullcontext() if state is None else restoring(lane.index):
             taken, skip = lines_taken(state, data.lines, data.lanes)
             self._iterator = data.lines.open(lane, part(state, "anchor"))
@@ -196,8 +200,15 @@ class ReplayedLane:
         return chunk
 
     def blocks_done(self) -> dict[str, int]:
-        """The number of finished blocks of each source."""
-        return blocks_done(self._iterator.state(self._taken))
+        """The number of finished blocks of each source, after everything that lines were made of."""
+        end: State | None = self._iterator.state(self._taken)
+        state = end
+        for stage in self._stages:
+            if isinstance(stage, Pack) and stage.mode == "bestfit":  # its state is at the start of its window
+                end, _ = MODES[stage.mode].finish(stage, self._lane, state or {})
+                break
+            state = state if isinstance(stage, Delimit) else part(state, "below") if "below" in (state or {}) else None
+        return blocks_done(end)
 
 
 def blocks_done(state: State | None) -> dict[str, int]:

@@ -80,6 +80,12 @@ class Stats:
     lanes: int  # the lanes that were counted
     lanes_of_run: int
     storage: StorageStats = field(default_factory=StorageStats)  # requests for remote shards
+    cropped: int = 0  # stored tokens that best-fit packing with `crop` has thrown away
+
+    @property
+    def cropped_share(self) -> float:
+        """The part of the tokens read that was thrown away."""
+        return self.cropped / (self.tokens + self.cropped) if self.cropped else 0.0
 
     @classmethod
     def total(cls, ranks: Sequence["Stats"]) -> "Stats":
@@ -124,6 +130,7 @@ class Stats:
             lanes=lanes,
             lanes_of_run=first.lanes_of_run,
             storage=sum((stats.storage for stats in ranks), StorageStats()),
+            cropped=sum(stats.cropped for stats in ranks),
         )
 
     def as_scalars(self, prefix: str = "data") -> dict[str, float]:
@@ -141,6 +148,8 @@ class Stats:
             f"{prefix}/waited_share": self.recent.waited_share,
             f"{prefix}/waited_share_overall": self.overall.waited_share,
         }
+        if self.cropped:
+            scalars |= {f"{prefix}/cropped": self.cropped, f"{prefix}/cropped_share": self.cropped_share}
         if self.storage:
             scalars |= {f"{prefix}-storage/{name}": value for name, value in asdict(self.storage).items()}
         for name, source in self.sources.items():
@@ -161,6 +170,7 @@ class Stats:
             f"step {self.step}: {self.samples:,} samples, {self.tokens:,} tokens, "
             f"{self.recent.tokens_per_second:,.0f} tokens/s, waited {self.recent.waited_share:.1%} of the time; "
             + sources
+            + (f"; {self.cropped_share:.2%} thrown away" if self.cropped else "")
             + (f"; storage: {self.storage}" if self.storage else "")
         )
 
@@ -206,7 +216,8 @@ class Meter:
     def stats(self, data: "Rescalable", positions: "Positions", storage: StorageStats) -> Stats:
         """The stats of lanes at these positions."""
         columns = positions.tokens()
-        here = columns - positions.tallies.refilled - self.begun
+        columns, cropped = columns[:-1], int(columns[-1])
+        here = columns - (positions.tallies.refilled + self.begun)[:-1]
         now = Throughput(
             seconds=0.0 if self._began is None else time.perf_counter() - self._began,
             tokens=int(here.sum()),
@@ -239,4 +250,5 @@ class Meter:
             lanes=lanes,
             lanes_of_run=data.lanes,
             storage=storage,
+            cropped=cropped,
         )

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fmsdata.core.chunk import Chunk
+from fmsdata.core.chunk import Chunk, stored_tokens
 from fmsdata.core.keys import Ints
 from fmsdata.core.lane import full_name
-from fmsdata.core.spans import BUFFER, DOCUMENT, LENGTH, TAIL
+from fmsdata.core.spans import BEGINS, BUFFER, CROPPED
 from fmsdata.core.stage import Stage
 from fmsdata.core.state import State, number
 from fmsdata.stages.mixture import Mixture
+from fmsdata.stages.pack import Pack
+from fmsdata.stages.pack.bestfit import Counts
 
 if TYPE_CHECKING:
     from fmsdata.run.rescalable import Rescalable
@@ -28,7 +30,7 @@ class Tally(NamedTuple):
     """The stored tokens per source in the first 0, 1, 2, ... lines of a chunk.
 
     The lane began the chunk after `lines` lines. The columns are the sources of the pipeline, sorted
-    by name, and one more for all other sources.
+    by name, one more for all other sources, and the last for tokens that were thrown away.
     """
 
     lane: int
@@ -37,12 +39,12 @@ class Tally(NamedTuple):
 
 
 def count_tokens(chunk: Chunk, columns: Mapping[str, int]) -> Ints:
-    """The table of a tally: (lines + 1, sources + 1)."""
-    width, spans = len(columns) + 1, chunk.spans
-    column = np.array([columns.get(buffer.source, width - 1) for buffer in chunk.buffers], np.int64)
-    stored = (spans[:, LENGTH] - (spans[:, TAIL] > 0)) * (spans[:, DOCUMENT] >= 0)
+    """The table of a tally: (lines + 1, sources + 2)."""
+    width, spans = len(columns) + 2, chunk.spans
+    column = np.array([columns.get(buffer.source, width - 2) for buffer in chunk.buffers], np.int64)
     row = np.repeat(np.arange(width, width * len(chunk.first), width), np.diff(chunk.first))
-    cells = np.bincount(row + column.take(spans[:, BUFFER]), stored, width * len(chunk.first))
+    cells = np.bincount(row + column.take(spans[:, BUFFER]), stored_tokens(spans), width * len(chunk.first))
+    cells[2 * width - 1 :: width] = spans[chunk.first[1:] - 1, BEGINS] >> CROPPED
     return np.cumsum(cells.reshape(-1, width), axis=0).astype(np.int64)
 
 
@@ -57,10 +59,10 @@ class Tallies:
     @classmethod
     def at(cls, data: "Rescalable", anchors: Iterable[str]) -> "Tallies":
         """For lanes that are at these states and have read nothing yet."""
-        before = np.zeros(len(data.columns) + 1, np.int64)
+        before = np.zeros(len(data.columns) + 2, np.int64)
         for anchor in anchors:
             for name, tokens in _taken(data.lines, json.loads(anchor)):
-                before[data.columns.get(name, -1)] += tokens
+                before[-1 if name is None else data.columns.get(name, -2)] += tokens
         return cls(before, {}, np.zeros_like(before))
 
     def after(self, passed: Sequence[Tally], lines: Mapping[int, int]) -> "Tallies":
@@ -85,8 +87,15 @@ class Tallies:
         return total
 
 
-def _taken(stage: Stage, state: State, source: str = "") -> Iterator[tuple[str, int]]:
-    """The tokens that mixtures have taken of each source, according to a state of this stage."""
+def _taken(stage: Stage, state: State, source: str = "") -> Iterator[tuple[str | None, int]]:
+    """The tokens taken of each source, according to a state of this stage; None for those thrown away.
+
+    A mixture counts what it has given, and best-fit packing how much of that is not in lines yet.
+    """
+    if isinstance(stage, Pack) and stage.mode == "bestfit":
+        counts = Counts.of(state)
+        yield from counts.extra.items()
+        yield None, counts.cropped
     if isinstance(stage, Mixture):
         for name, saved in state["sources"].items():  # also sources that were removed from the mix
             full = full_name(source, name)

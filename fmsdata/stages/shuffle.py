@@ -73,7 +73,7 @@ class Shuffle(Stage):
         return _ShuffleIterator(self, lane, state)
 
     def window_tokens(self) -> int:
-        return self.window * super().window_tokens()
+        return -(-self.window // self.below.window_items()) * super().window_tokens()
 
 
 def _saved_window(saved: State | None) -> int | None:

@@ -236,3 +236,27 @@ def test_the_chosen_world_sizes_are_possible(lanes: int) -> None:
     assert len(chosen) >= 2
     assert lanes == 1 or len(chosen) == len(set(chosen))
     assert lanes < 4 or any(lanes % one for one in chosen)
+
+
+BESTFIT = ("pack.mode=bestfit", "pack.bol=2")
+
+
+def test_best_fit_packing_is_audited_and_with_crop_for_what_can_hold(config: Path) -> None:
+    done = run("audit", config, "--samples", "200", "--world-sizes", "2,5", *BESTFIT, "pack.pad=1")
+    assert done.returncode == 0, done.stderr
+    done = run("audit", config, "--samples", "200", "--world-sizes", "2,5", *BESTFIT, "pack.crop=true")
+    assert done.returncode == 0, done.stderr
+    done = run("audit", config, "--epoch", *BESTFIT, "pack.crop=true")
+    assert done.returncode != 0
+    assert "an epoch never comes whole" in " ".join(done.stderr.split())
+
+
+def test_best_fit_packing_is_planned_and_previewed(config: Path) -> None:
+    done = run("plan", config, "--json", *BESTFIT, "pack.pad=1")
+    assert done.returncode == 0, done.stderr
+    lines = json.loads(done.stdout)["lines"]
+    assert (lines["padded"], lines["window"]) == (True, 512)
+    done = run("preview", config, "--rows", "1", "--json", *BESTFIT, "pack.crop=true")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["rows"]
+    assert row["pieces"][0]["tokens"] == [2]

@@ -75,6 +75,22 @@ def test_the_custom_stage_of_the_docs_keeps_the_laws(tmp_path: Path, fill_in_the
     testing.check_exactly_once(make, stored=transformed, world_sizes=[1, 5, 12, 7, 2, 9], steps=3, most_samples=5_000)
 
 
+def test_the_packing_page_packs(tmp_path: Path) -> None:
+    page = (ROOT / "docs/packing.md").read_text()
+    some = documents(np.random.default_rng(0), 40, shortest=1)
+    reader = fmsdata.ShardReader(write_source(tmp_path / "web", some))
+    names: dict[str, Any] = {"fmsdata": fmsdata, "docs": fmsdata.Delimit(reader, eos=2)}
+    exec(code_blocks("docs/packing.md")[0], names)
+    pack = names["lines"]
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "run.yaml").write_text(f"path: {tmp_path}\n{block}")
+    built = fmsdata.build_loader(tmp_path / "run.yaml", rank=0, world_size=1).data.lines.below
+    assert pack.parameters() == built.parameters()
+    assert f"windows of {pack.window} lines" in page
+    for name in read_config(tmp_path / "run.yaml").pack.model_dump():
+        assert name in page
+
+
 def test_every_public_name_is_in_the_api_reference() -> None:
     page = (ROOT / "docs/reference.md").read_text()
     for name in fmsdata.__all__:

@@ -104,7 +104,7 @@ def test_edits_over_five_resumes_at_different_world_sizes_repeat_and_skip_nothin
 
 CHANGES: dict[str, list[Any]] = {
     "pack__seq_len": [7, 16, 33],
-    "pack__mode": ["split", "pad"],
+    "pack__mode": ["split", "pad", "bestfit"],
     "pack__bol": [None, 2],
     "pack__eol": [None, 3],
     "documents__bos": [None, 4],
@@ -114,6 +114,7 @@ CHANGES: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.usefixtures("small_windows")
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_chain_of_edits_repeats_and_skips_nothing(corpus: Path, data: st.DataObject) -> None:
@@ -123,7 +124,10 @@ def test_any_chain_of_edits_repeats_and_skips_nothing(corpus: Path, data: st.Dat
         names = data.draw(st.sets(st.sampled_from(sorted(SIZES)), min_size=1))
         weights = {name: data.draw(st.sampled_from([0.01, 1, 3, 50])) for name in names}
         chosen = {name: data.draw(st.sampled_from(values)) for name, values in CHANGES.items()}
-        chosen["pack__pad"] = 1 if chosen["pack__mode"] == "pad" else None
+        chosen["pack__pad"] = None if chosen["pack__mode"] == "split" else 1
+        if chosen["pack__mode"] == "bestfit":
+            chosen |= {"pack__bol": chosen["pack__bol"] or 2, "pack__eol": None}
+            chosen["pack__max_documents"] = data.draw(st.sampled_from([None, 2]))
         run.go_on(
             data.draw(st.sampled_from([1, 2, 3, 5, 6])),
             data.draw(st.integers(0, 30)),
@@ -133,6 +137,36 @@ def test_any_chain_of_edits_repeats_and_skips_nothing(corpus: Path, data: st.Dat
             **chosen,
         )
     run.finish(seed=seed, lanes=6)
+
+
+BESTFIT = {"pack__mode": "bestfit", "pack__bol": 2, "pack__pad": 1}
+SPLIT, PAD = {"pack__mode": "split"}, {"pack__mode": "pad", "pack__pad": 1}
+
+
+@pytest.mark.usefixtures("small_windows")
+@pytest.mark.parametrize(
+    "modes",
+    [
+        [SPLIT, BESTFIT, PAD, BESTFIT, SPLIT],
+        [BESTFIT, {**BESTFIT, "pack__seq_len": 33}, {**BESTFIT, "pack__max_documents": 2}, BESTFIT],
+        [BESTFIT, {**BESTFIT, "documents__bos": 2}, {**BESTFIT, "shuffle__window": 1}, SPLIT],
+    ],
+)
+def test_a_run_may_change_how_it_packs(corpus: Path, modes: list[dict[str, Any]]) -> None:
+    run = Run(corpus)
+    for world_size, steps, mode in zip([2, 3, 1, 5, 4], [9, 14, 31, 6, 20], modes, strict=False):
+        run.go_on(world_size, steps, sources=mix(web=5, wiki=5, code=5, books=5), lanes=6, **mode)
+    run.check()
+    run.finish(lanes=6)
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_after_tokens_were_thrown_away_none_comes_twice(corpus: Path) -> None:
+    crop = {"pack__mode": "bestfit", "pack__bol": 2, "pack__crop": True}
+    run = Run(corpus)
+    for world_size, steps, mode in [(2, 40, crop), (3, 5, BESTFIT), (1, 90, crop), (2, 60, SPLIT), (1, 300, crop)]:
+        run.go_on(world_size, steps, sources=mix(web=5, wiki=5, code=5), lanes=6, **mode)
+    run.check()
 
 
 def test_after_an_edit_the_laws_hold_as_before(corpus: Path) -> None:

@@ -56,6 +56,7 @@ def test_rescaling_again_and_again_loses_and_repeats_nothing(corpus: Path, seed:
         {},
         {"shuffle__window": 1},
         {"pack__mode": "pad", "pack__pad": 1},
+        {"pack__mode": "bestfit", "pack__pad": 1, "pack__bol": 2},
         {"pack__bol": 2, "pack__eol": 3, "documents__bos": 4},
         {"pack__mode": "pad", "pack__pad": 1, "pack__bol": 2, "pack__eol": 3},
         {"documents__strip": [10, 11, 12], "documents__min_length": 20},

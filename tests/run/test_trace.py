@@ -164,10 +164,13 @@ def test_a_step_holds_what_the_loaders_handed_out(corpus: Path, tmp_path: Path, 
     "overrides",
     [
         {"pack__mode": "pad", "pack__pad": 1},
+        {"pack__mode": "bestfit", "pack__pad": 1, "pack__bol": 3},
+        {"pack__mode": "bestfit", "pack__pad": 1, "pack__bol": 3, "shuffle__window": 1, "pack__max_documents": 2},
         {"documents__strip": [10, 11, 12], "documents__min_length": 9, "documents__bos": 2},
         {"shuffle__window": 1, "pack__bol": 3, "pack__eol": 4},
     ],
 )
+@pytest.mark.usefixtures("small_windows")
 def test_both_questions_are_answered_for_other_pipelines_too(
     corpus: Path, tmp_path: Path, overrides: dict[str, Any]
 ) -> None:

@@ -34,6 +34,21 @@ class CutMode(NamedTuple):
     def open(self, pack: "Pack", lane: Lane, state: State | None) -> StageIterator:
         return _CutIterator(self, pack, lane, state)
 
+    def finish(self, pack: "Pack", lane: Lane, state: State) -> tuple[State, Chunk | None]:
+        """The state after the document in progress, and its part that is in no line yet."""
+        used = number(state, "used")
+        if not used:
+            return state, None
+        iterator = pack.below.open(lane, part(state, "below"))
+        document = TokenRun(iterator.read().slice(0, 1))
+        if used >= len(document):
+            raise StateError(f"'used' is {used}, but the document has only {len(document)} tokens")
+        return self.start(iterator.state(1), state), document.cut(np.array([used, len(document)]))
+
+    def start(self, below: State, before: State) -> State:  # noqa: ARG002
+        """The state at the start of a line that starts with a document."""
+        return {"used": 0, "below": below}
+
 
 class LineCuts(NamedTuple):
     """Where lines start and end in a run, and which of them need a `bol` or an `eol` inserted."""

@@ -6,7 +6,8 @@ mode that does not keep the order of the documents has an iterator of its own.
 
 from typing import Protocol
 
-from fmsdata.core.checks import token, whole
+from fmsdata.core.checks import flag, token, whole
+from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import StageIterator
 from fmsdata.core.lane import Lane
 from fmsdata.core.options import Mode
@@ -14,7 +15,10 @@ from fmsdata.core.stage import Stage, endless
 from fmsdata.core.state import State
 from fmsdata.errors import ConfigError
 from fmsdata.stages.pack import pad, split
+from fmsdata.stages.pack.bestfit import BestFitMode
 from fmsdata.stages.pack.cut import CutMode
+
+WINDOW = 512  # `bestfit` packs this many lines' worth of documents together
 
 
 class PackMode(Protocol):
@@ -27,11 +31,19 @@ class PackMode(Protocol):
     def open(self, pack: "Pack", lane: Lane, state: State | None) -> StageIterator:
         """An iterator over lines."""
 
+    def finish(self, pack: "Pack", lane: Lane, state: State) -> tuple[State, Chunk | None]:
+        """The state at the next start of a line at which nothing is in progress, and the tokens until there."""
+
+    def start(self, below: State, before: State) -> State:
+        """The state at the start of a line, where `before` was the state of any mode at such a start."""
+
 
 MODES: dict[str, PackMode] = {
     "split": CutMode(split.line_end, fills_lines=True),
     "pad": CutMode(pad.line_end, fills_lines=False),
+    "bestfit": BestFitMode(),
 }
+BESTFIT_ONLY = ("crop", "max_documents", "window")  # parameters that no other mode has
 
 
 class Pack(Stage):
@@ -43,7 +55,13 @@ class Pack(Stage):
     line already starts or ends with that token, none is added. `mode="split"` ignores `pad`, so that
     changing the mode is one edit.
 
-    >>> lines = Pack(docs, seq_len=4097, mode="split")     # doctest: +SKIP
+    With `mode="bestfit"`, documents are placed where they fit best, in windows of `window` lines'
+    worth of tokens. `bol` is the BOS that begins every line, every document in it and every piece of
+    a document that is longer than a line. A line holds at most `max_documents` of them. With `crop`,
+    lines are not padded: a line gets a few tokens too many, and those are thrown away.
+
+    >>> lines = Pack(docs, seq_len=4097, mode="split")                     # doctest: +SKIP
+    >>> lines = Pack(docs, seq_len=4097, mode="bestfit", bol=1, pad=0)     # doctest: +SKIP
     """
 
     def __init__(
@@ -55,6 +73,9 @@ class Pack(Stage):
         bol: int | None = None,
         eol: int | None = None,
         pad: int | None = None,
+        crop: bool = False,
+        max_documents: int | None = None,
+        window: int = WINDOW,
     ) -> None:
         super().__init__(endless(below, "Pack"))
         if mode not in MODES:
@@ -68,22 +89,48 @@ class Pack(Stage):
             raise ConfigError(
                 f"seq_len is {seq_len}; a line needs room for at least {needed} tokens (bol, eol and one of a document)"
             )
-        check_pad(mode, pad)
+        self.crop = flag("crop", crop)
+        self.max_documents = None if max_documents is None else whole("max_documents", max_documents, least=1)
+        self.window = whole("pack window", window, least=1)
+        check_options(mode, bol=bol, eol=eol, pad=pad, crop=crop, max_documents=max_documents)
         padding = token("pad", pad)
         # What has no effect is no part of the description: a run may add or drop it.
-        self.pad = None if MODES[mode].fills_lines else padding
+        self.pad = None if MODES[mode].fills_lines or crop else padding
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
         return MODES[self.mode].open(self, lane, state)
+
+    def parameters(self) -> State:
+        described = super().parameters()
+        return {name: described[name] for name in described if self.mode == "bestfit" or name not in BESTFIT_ONLY}
 
     def epoch_items(self) -> int:
         return self.size().tokens // self.seq_len
 
     def window_tokens(self) -> int:
-        return self.seq_len * super().window_tokens()
+        return self.seq_len * self.window_items() * super().window_tokens()
+
+    def window_items(self) -> int:
+        return self.window if self.mode == "bestfit" else 1
 
 
-def check_pad(mode: Mode, pad: int | None) -> None:
-    """Raise unless there is a token to pad with where lines are padded."""
-    if pad is None and not MODES[mode].fills_lines:
-        raise ConfigError(f"pack mode {mode!r} needs a `pad` token")
+def check_options(
+    mode: Mode, *, bol: int | None, eol: int | None, pad: int | None, crop: bool, max_documents: int | None
+) -> None:
+    """Raise unless the mode has these options, and all that it needs."""
+    if mode != "bestfit" and (crop or max_documents is not None):
+        name = "crop" if crop else "max_documents"
+        raise ConfigError(f"pack mode {mode!r} has no `{name}`; remove it, or use mode 'bestfit'")
+    if mode == "bestfit" and bol is None:
+        raise ConfigError("pack mode 'bestfit' needs a `bol` token: the BOS that begins every line and every document")
+    if mode == "bestfit" and eol is not None:
+        raise ConfigError(
+            f"pack mode 'bestfit' has no `eol` ({eol}): what ends a document is `documents.eos` (Delimit)"
+        )
+    if crop and max_documents is not None:
+        raise ConfigError(
+            f"crop fills every line, which {max_documents} documents may be too short for; "
+            "give one of `crop` and `max_documents`"
+        )
+    if pad is None and not MODES[mode].fills_lines and not crop:
+        raise ConfigError(f"pack mode {mode!r} needs a `pad` token" + (", or `crop`" if mode == "bestfit" else ""))
