@@ -162,7 +162,7 @@ def test_a_run_may_change_how_it_packs(corpus: Path, modes: list[dict[str, Any]]
 
 @pytest.mark.usefixtures("small_windows")
 def test_after_tokens_were_thrown_away_none_comes_twice(corpus: Path) -> None:
-    crop = {"pack__mode": "bestfit", "pack__bol": 2, "pack__crop": True}
+    crop: dict[str, Any] = {"pack__mode": "bestfit", "pack__bol": 2, "pack__crop": True}
     run = Run(corpus)
     for world_size, steps, mode in [(2, 40, crop), (3, 5, BESTFIT), (1, 90, crop), (2, 60, SPLIT), (1, 300, crop)]:
         run.go_on(world_size, steps, sources=mix(web=5, wiki=5, code=5), lanes=6, **mode)

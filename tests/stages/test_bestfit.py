@@ -149,8 +149,8 @@ def test_positions_restart_in_every_piece(tmp_path: Path) -> None:
 def test_restored_before_any_line_it_continues_the_same(
     folders: Any, lengths: list[int], seq_len: int, window: int, how: str
 ) -> None:
-    options: dict[str, Any] = {"pad": {}, "crop": {"crop": True}, "most": {"max_documents": 2}}[how]
-    pack = packed(folders(), numbered(lengths), seq_len=seq_len, window=window, **options)
+    options: dict[str, dict[str, Any]] = {"pad": {}, "crop": {"crop": True}, "most": {"max_documents": 2}}
+    pack = packed(folders(), numbered(lengths), seq_len=seq_len, window=window, **options[how])
     testing.check_stage(pack, items=25, lanes=2)
     testing.check_stage(fmsdata.Shuffle(pack, window=5), items=12, lanes=1)
 
