@@ -258,5 +258,5 @@ def test_best_fit_packing_is_planned_and_previewed(config: Path) -> None:
     assert (lines["padded"], lines["window"]) == (True, 512)
     done = run("preview", config, "--rows", "1", "--json", *BESTFIT, "pack.crop=true")
     assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout)["rows"]
-    assert row["pieces"][0]["tokens"] == [2]
+    (batch,) = json.loads(done.stdout)["batches"]
+    assert batch["rows"][0]["pieces"][0]["tokens"] == [2]

@@ -125,7 +125,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         "  run.yaml: path is missing",
         "  run.yaml:1: seed is 'x'; it must be a whole number",
         "  run.yaml:2: pack.seq_len is missing",
-        "  run.yaml:3: pack.mode is 'pda'; it must be 'split' or 'pad'",
+        "  run.yaml:3: pack.mode is 'pda'; it must be 'split', 'pad' or 'bestfit'",
         "  run.yaml:6: sources.web: the same key is already in line 5; remove one of them",
         '  run.yaml:7: sources.no: the key is read as bool; put quotes around it: "no"',
         "  run.yaml:7: sources.no: its weight is left out, but the weight of 'web' is a number: the two can't be "

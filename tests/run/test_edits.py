@@ -139,8 +139,9 @@ def test_any_chain_of_edits_repeats_and_skips_nothing(corpus: Path, data: st.Dat
     run.finish(seed=seed, lanes=6)
 
 
-BESTFIT = {"pack__mode": "bestfit", "pack__bol": 2, "pack__pad": 1}
-SPLIT, PAD = {"pack__mode": "split"}, {"pack__mode": "pad", "pack__pad": 1}
+BESTFIT: dict[str, Any] = {"pack__mode": "bestfit", "pack__bol": 2, "pack__pad": 1}
+SPLIT: dict[str, Any] = {"pack__mode": "split"}
+PAD: dict[str, Any] = {"pack__mode": "pad", "pack__pad": 1}
 
 
 @pytest.mark.usefixtures("small_windows")

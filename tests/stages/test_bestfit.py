@@ -144,13 +144,15 @@ def test_positions_restart_in_every_piece(tmp_path: Path) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    lengths=LENGTHS, seq_len=st.integers(3, 40), window=st.integers(1, 9), how=st.sampled_from(["pad", "crop", "most"])
+    lengths=LENGTHS,
+    seq_len=st.integers(3, 40),
+    window=st.integers(1, 9),
+    options=st.sampled_from([{}, {"crop": True}, {"max_documents": 2}]),
 )
 def test_restored_before_any_line_it_continues_the_same(
-    folders: Any, lengths: list[int], seq_len: int, window: int, how: str
+    folders: Any, lengths: list[int], seq_len: int, window: int, options: dict[str, Any]
 ) -> None:
-    options: dict[str, dict[str, Any]] = {"pad": {}, "crop": {"crop": True}, "most": {"max_documents": 2}}
-    pack = packed(folders(), numbered(lengths), seq_len=seq_len, window=window, **options[how])
+    pack = packed(folders(), numbered(lengths), seq_len=seq_len, window=window, **options)
     testing.check_stage(pack, items=25, lanes=2)
     testing.check_stage(fmsdata.Shuffle(pack, window=5), items=12, lanes=1)
 
