@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from fmsdata.cli.common import StorageOptions, parse_storage_options
+from fmsdata.core.wording import counted
 
 
 def index(
@@ -21,7 +22,6 @@ def index(
 
     Example: fmsdata index s3://bucket/corpus -o anon=true
     """
-    from fmsdata.cli.common import counted
     from fmsdata.corpus.index import index_corpus
     from fmsdata.storage.location import Location
 

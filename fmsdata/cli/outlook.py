@@ -263,12 +263,12 @@ def _describe_drift(source: Any) -> str:
 def _doubled_sources(readers: Mapping[str, ShardReader]) -> Iterator[str]:
     """Sources whose folders are copies of one another, or inside one another."""
     for first, second in combinations(readers, 2):
-        one, two = readers[first], readers[second]
-        if one.path.url == two.path.url:
+        a, b = readers[first], readers[second]
+        if a.path.url == b.path.url:
             continue
-        if one.counts.digest == two.counts.digest and counts_tell_apart(one.counts):
+        if a.counts.digest == b.counts.digest and counts_tell_apart(a.counts):
             yield f"sources {first!r} and {second!r} have the same shards, by names and counts: one may be a copy"
-        for outer, inner in ((one, two), (two, one)):
+        for outer, inner in ((a, b), (b, a)):
             if f"{inner.path.absolute().url}/".startswith(f"{outer.path.absolute().url}/"):
                 yield (
                     f"{inner.path} is a folder inside another source, {outer.path}: "

@@ -62,6 +62,13 @@ def parse(text: Any, what: str) -> State:
     return data
 
 
+def require_version(state: Mapping[str, Any], version: int, what: str) -> None:
+    """Raise if a state was written by another version of this package."""
+    if state["version"] != version:
+        way_out = "use a newer fmsdata" if state["version"] > version else "use the fmsdata that wrote it"
+        raise StateError(f"{what} has version {state['version']} and this fmsdata reads version {version}; {way_out}")
+
+
 def is_count(value: Any) -> TypeGuard[int]:
     """Whether this is a whole number that can count something."""
     return type(value) is int and 0 <= value < 1 << 62

@@ -249,7 +249,7 @@ def _fork(descriptors: list[int], workers: dict[int, int], own: list[int]) -> No
         for fd in [*own, *workers.values(), status]:
             os.close(fd)
         code = _run(given)
-    finally:  # whatever happens, this process must not go on as a second server
+    finally:  # whatever happens, this process must not continue as a second server
         with suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()

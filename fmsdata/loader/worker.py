@@ -1,8 +1,8 @@
 """What runs in a worker process.
 
 A worker reads some of the rank's lanes. For each request, a number of batches, it works out alone
-which samples of that round belong to its lanes, reads their lines and replies. It ends when it is
-told to, when its pipe is closed, or when the trainer is gone.
+which samples of that round belong to its lanes, reads their lines and replies. It ends when
+the trainer asks for that, when its pipe is closed, or when the trainer is gone.
 """
 
 import os

@@ -58,7 +58,7 @@ class FetchAhead:
 
     def release(self, pending: PendingBlock) -> None:
         """A block was taken."""
-        pending.wanted = False
+        pending.needed = False
         self._budget.ahead -= pending.bytes
 
     def fill(self, coming: int = 0) -> None:
@@ -96,9 +96,9 @@ class FetchAhead:
     def drop_farthest(self) -> bool:
         """Give up the pending block that is needed last; False if there is none."""
         while self._requested:
-            wanted, reference = self._requested.pop()
-            pending, look_ahead = wanted(), reference()
-            if pending is not None and pending.wanted and look_ahead is not None:
+            block, reference = self._requested.pop()
+            pending, look_ahead = block(), reference()
+            if pending is not None and pending.needed and look_ahead is not None:
                 pending.future.cancel()
                 self.release(pending)
                 look_ahead.drop_last()
@@ -118,8 +118,9 @@ class FetchAhead:
         """Remove outdated entries now and then: not all of them reach the end of their list by themselves."""
         if len(self._heap) > 3 * self.look_aheads + TIDY:
             entries = [(entry, entry[3]()) for entry in self._heap]
-            self._heap = [entry for entry, one in entries if one is not None and one.version == entry[2]]
+            self._heap = [entry for entry, found in entries if found is not None and found.version == entry[2]]
             heapq.heapify(self._heap)
         if len(self._requested) > self._most_requested:
-            self._requested = deque(one for one in self._requested if (block := one[0]()) is not None and block.wanted)
+            pairs = [(pair, pair[0]()) for pair in self._requested]
+            self._requested = deque(pair for pair, pending in pairs if pending is not None and pending.needed)
             self._most_requested = 2 * len(self._requested) + TIDY

@@ -35,7 +35,7 @@ class PendingBlock:
     bytes: int
     urgency: Urgency
     future: "Future[Block[Tokens]]"
-    wanted: bool = True  # neither read nor given up yet
+    needed: bool = True  # neither read nor given up yet
 
 
 class LookAhead:

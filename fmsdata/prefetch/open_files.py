@@ -30,7 +30,7 @@ OPEN_SHARDS = 256
 
 
 def _ignore(block: BlockName) -> None:
-    """Nobody wants to know what is read."""
+    """The default: nothing is done with it."""
 
 
 class OpenFiles:

@@ -145,7 +145,7 @@ class RemoteSource:
 
     async def _drive(self, reading: Reading[Value], shard: int, urgency: Urgency) -> Value:
         file = self._remote[shard]
-        return await drive(reading, lambda wanted: self.queue.read(file, wanted, urgency))
+        return await drive(reading, lambda part: self.queue.read(file, part, urgency))
 
 
 class LayoutCache:
@@ -179,7 +179,7 @@ class LayoutCache:
             task.cancel()
 
     def _settle(self, key: "tuple[RemoteSource, int]", task: "asyncio.Task[Layout]") -> None:
-        if task.cancelled() or task.exception() is not None:  # the next one who asks tries again
+        if task.cancelled() or task.exception() is not None:  # the next request tries again
             del self._kept[key]
             return
         self._bytes += task.result().nbytes

@@ -1,7 +1,7 @@
 """Checkpoints of the loader: each rank writes its own lanes, without communication between ranks.
 
 `<path>/step-<n>/` holds one file per rank, `rank-<r>-of-<W>.<digest>.<size>.json`. The digest is that
-of the run's history and pipeline, which tells apart files that were not written together. The size
+of the run's history and pipeline, which distinguishes files that were not written together. The size
 reveals a file that is not whole. So a listing is enough to know whether a checkpoint is complete: every rank
 comes to the same conclusion, and reads only the files that hold its lanes.
 
@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from fmsdata.core.checks import whole
+from fmsdata.core.checks import flag, whole
 from fmsdata.core.state import State
-from fmsdata.errors import CheckpointError, ConfigError, FmsdataWarning
+from fmsdata.errors import CheckpointError, FmsdataWarning
 from fmsdata.run import lease
 from fmsdata.run.checkpoint_files import (
     ABANDONED,
@@ -79,11 +79,8 @@ class Checkpoints:
         self.every = None if every is None else whole("every", every, least=1)
         self.keep = None if keep is None else whole("keep", keep, least=1)
         self.step = None if step is None else whole("step", step)
-        for name, value in (("on_sigterm", on_sigterm), ("read_only", read_only)):
-            if not isinstance(value, bool):
-                raise ConfigError(f"{name} is {value!r}; it must be True or False")
-        self.read_only = read_only
-        self.on_sigterm = on_sigterm and not read_only
+        self.read_only = flag("read_only", read_only)
+        self.on_sigterm = flag("on_sigterm", on_sigterm) and not read_only
         self._folder = Location(path, storage_options, storage, error=CheckpointError).absolute()
         self._lease = lease.Lease(self._folder)
         self._in_use = False  # there was a lease when the folder was last listed for a load

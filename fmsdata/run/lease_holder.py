@@ -11,9 +11,11 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch.distributed
+
+from fmsdata.storage.local import boot_id
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -43,7 +45,7 @@ class Holder:
         """The holder in the content of a file; None if that is something else."""
         with suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
             found: dict[str, Any] = json.loads(data)
-            values = {name: kind(found[name]) for name, kind in KINDS.items()}
+            values = {name: kind(found[name]) for name, kind in get_type_hints(cls).items()}
             return cls(**values) if values["pid"] > 0 else None
         return None
 
@@ -67,18 +69,6 @@ class Holder:
         return alive and started in ("", self.started)
 
 
-KINDS: dict[str, type] = {
-    "host": str,
-    "boot": str,
-    "pid": int,
-    "started": str,
-    "token": str,
-    "launch": str,
-    "beat": int,
-    "time": float,
-}
-
-
 def _status(pid: int) -> tuple[bool, str]:
     """Whether a process of this machine has not ended, and when it started, if the system says so."""
     try:
@@ -98,8 +88,7 @@ def _status(pid: int) -> tuple[bool, str]:
 def _boot() -> str:
     """Which processes can see each other: those with this value. Empty if the system does not say."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
 

@@ -6,7 +6,7 @@ are lost without a word. Such wrappers call `iter()` or, before it, `set_epoch()
 they know the number of processes. So the object that calls is asked for it.
 """
 
-import sys
+import inspect
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -93,7 +93,7 @@ def _processes(owner: Any) -> int:
 
 def _callers(depth: int) -> Iterator[FrameType]:
     """The stack, from the caller of the method that is `depth` calls above."""
-    frame: FrameType | None = sys._getframe()
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if depth < 0:
             yield frame

@@ -19,6 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import fsspec
 
+from fmsdata.core.wording import counted
 from fmsdata.errors import ConfigError, DeniedError, MissingError, StorageError
 from fmsdata.storage.clients.base import Client, Entry, Fetched, Listing, Page, protocols
 from fmsdata.storage.clients.connect import client_class, connect
@@ -323,7 +324,7 @@ class _About(NamedTuple):
             wait = f"; the server asks to wait {failure.wait:.0f} s" if failure.wait else ""
             resume = "" if self.verb == "listed" else "; the run can be resumed from its last state"
             return StorageError(
-                f"{subject} could not be {self.verb} in {attempts} attempt{'s' * (attempts > 1)} and {seconds:.1f} s, "
+                f"{subject} could not be {self.verb} in {counted(attempts, 'attempt')} and {seconds:.1f} s, "
                 f"last error: {cause}{wait}{advice}{resume}"
             )
         if failure.decision is Decision.REFRESH:

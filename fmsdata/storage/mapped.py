@@ -14,12 +14,13 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.core.memory import MappedTokens, copy_bytes, copy_memory
 from fmsdata.errors import DataError
-from fmsdata.storage.local import map_file
 
+SMALL = 1 << 16  # bytes of a file that is read instead of mapped
 WAY_OUT = "shards must stay as they are during a run: restore the file, or write the new one beside it, and resume"
 
 
@@ -45,9 +46,11 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self._path = os.path.abspath(path)  # the process may change its folder
         self._name = str(path)
-        before = self._look()
-        self.buffer = map_file(path)
-        self.version = before
+        self.version = self._look()
+        try:
+            self.buffer = _map(path)
+        except OSError as error:
+            raise self._cannot_read(error) from None
         self.size: int = self.buffer.size
         self.check()
 
@@ -100,11 +103,24 @@ class MappedFile:
     def _look(self) -> Version:
         try:
             status = os.stat(self._path)
-        except FileNotFoundError:
-            raise DataError(f"{self._name}: the file is gone; it was there when the shards were listed") from None
         except OSError as error:
-            raise DataError(f"{self._name}: cannot be read: {error.strerror}") from None
+            raise self._cannot_read(error) from None
         return Version(status.st_size, status.st_mtime_ns, status.st_ino)
+
+    def _cannot_read(self, error: OSError) -> DataError:
+        if isinstance(error, FileNotFoundError):
+            return DataError(f"{self._name}: the file is gone; it was there when the shards were listed")
+        return DataError(f"{self._name}: cannot be read: {error.strerror or error}")
+
+
+def _map(path: Path) -> pa.Buffer:
+    """The bytes of a file, mapped into memory. The mapping ends with its last user.
+
+    No file descriptor stays open. A small file is read instead: thousands of them may be in use at
+    once, and a process can have about 65,000 mappings.
+    """
+    with pa.memory_map(str(path)) as file:
+        return pa.py_buffer(path.read_bytes()) if file.size() <= SMALL else file.read_buffer()
 
 
 class Versions:

@@ -2,7 +2,7 @@
 
 `S3Client` and `HttpClient` see the head of a response before its body. They notice at once if the
 response does not match the request, or belongs to another version of the file. Other filesystems
-return bytes and nothing else (see `filesystem.py`).
+return bytes and nothing else (see `generic.py`).
 """
 
 import re

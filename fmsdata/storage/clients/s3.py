@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, ClassVar
 
+from fmsdata.core.checks import flag
 from fmsdata.errors import ConfigError
 from fmsdata.storage.clients import s3_internals
 from fmsdata.storage.clients.base import (
@@ -204,8 +205,7 @@ def s3_options(options: Mapping[str, Any], storage: Storage) -> dict[str, Any]:
         if not isinstance(options.get(name, ""), str | None):
             raise ConfigError(f"storage_options.{name} is not text; put quotes around it")
     for name in SWITCHES:
-        if not isinstance(options.get(name, False), bool):
-            raise ConfigError(f"storage_options.{name} is {options[name]!r}; it must be true or false")
+        flag(f"storage_options.{name}", options.get(name, False))
     for name, example in (("client_kwargs", "endpoint_url: https://host"), ("config_kwargs", "region_name: eu-1")):
         if not isinstance(options.get(name) or {}, Mapping):
             raise ConfigError(f"storage_options.{name} must be keys and values, such as {{{example}}}")
