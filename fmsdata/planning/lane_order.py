@@ -73,10 +73,6 @@ class LaneOrder:
             self._planned = self._permutation.array(np.array(positions, np.int64)).tolist()
         self._first = place
 
-    def tokens(self, address: Address) -> float:
-        """About how many tokens a block has."""
-        return self.plan.tokens(address)
-
 
 def place_of(block: int, epoch: int, *, blocks: int, lanes: int, seed: int, source: str) -> tuple[int, int]:
     """The lane that reads a block in an epoch, and the place in its order: the reverse of `LaneOrder`."""

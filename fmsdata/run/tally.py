@@ -20,7 +20,7 @@ from fmsdata.core.stage import Stage
 from fmsdata.core.state import State, number
 from fmsdata.stages.mixture import Mixture
 from fmsdata.stages.pack import Pack
-from fmsdata.stages.pack.bestfit import Counts
+from fmsdata.stages.pack.bestfit import LineCounts
 
 if TYPE_CHECKING:
     from fmsdata.run.rescalable import Rescalable
@@ -93,7 +93,7 @@ def _taken(stage: Stage, state: State, source: str = "") -> Iterator[tuple[str |
     A mixture counts what it has given, and best-fit packing how much of that is not in lines yet.
     """
     if isinstance(stage, Pack) and stage.mode == "bestfit":
-        counts = Counts.of(state)
+        counts = LineCounts.of(state)
         yield from counts.extra.items()
         yield None, counts.cropped
     if isinstance(stage, Mixture):

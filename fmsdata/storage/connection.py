@@ -21,7 +21,7 @@ import fsspec
 
 from fmsdata.core.wording import counted
 from fmsdata.errors import ConfigError, DeniedError, MissingError, StorageError
-from fmsdata.storage.clients.base import Client, Entry, Fetched, Listing, Page, protocols
+from fmsdata.storage.clients.base import Client, Entry, FileBytes, Listing, Page, protocols
 from fmsdata.storage.clients.connect import client_class, connect
 from fmsdata.storage.io_thread import IoThread
 from fmsdata.storage.retry import Decision, Failure, Kind, Replaced, RetryPolicy, classify
@@ -142,23 +142,25 @@ class Connection:
         owner: str = "",
         *,
         has_slot: bool = False,
-    ) -> Fetched:
+    ) -> FileBytes:
         """The bytes from start to stop of a file, all of them.
 
-        Raises if the file has another version. Errors mention the `owner` of the file, such as "source 'web'".
+        Raises if the file has another version. Errors mention the `owner` of the file, such as
+        "source 'web'".
         """
         if start == stop:
-            return Fetched(b"", version)
+            return FileBytes(b"", version)
         about = _About(f"bytes {start}-{stop - 1} of {self.url(path)}", "read", owner, listed=True)
-        call = partial(_read, path, start, stop, version)
-        fetched = await self._request(call, about, stop - start, has_slot=has_slot)
+        fetched = await self._request(
+            lambda client: client.read(path, start, stop, version), about, stop - start, has_slot=has_slot
+        )
         self.traffic.bytes += len(fetched.data)
         return fetched
 
     async def read_all(self, path: str, owner: str = "") -> bytes:
         """All bytes of a file."""
         about = _About(self.url(path), "read", owner)
-        data = (await self._request(partial(_read, path, 0, None, None), about, ASSUMED)).data
+        data = (await self._request(lambda client: client.read(path, 0, None, None), about, ASSUMED)).data
         self.traffic.bytes += len(data)
         return data
 
@@ -193,10 +195,6 @@ class Connection:
             token = page.next
             if token is None:
                 return Listing(sorted(files), [] if recursive else sorted(folders))
-
-    async def is_folder(self, path: str, owner: str = "") -> bool:
-        """Whether there is anything below this path."""
-        return await self._request(lambda client: client.is_folder(path), _About(self.url(path), "listed", owner))
 
     async def write(self, path: str, data: bytes, owner: str = "") -> None:
         """Write a file, completely or not at all."""
@@ -332,10 +330,6 @@ class _About(NamedTuple):
         if failure.kind is Kind.MISSING and self.listed and not advice:
             cause = "it is gone; it was there when the shards were listed"
         return ERRORS.get(failure.kind, StorageError)(f"{subject} can't be {self.verb}: {cause}{advice}")
-
-
-def _read(path: str, start: int, stop: int | None, version: str | None, client: Client) -> Awaitable[Fetched]:
-    return client.read(path, start, stop, version)
 
 
 def _list(folder: str, recursive: bool, page: str | None, client: Client) -> Awaitable[Page]:

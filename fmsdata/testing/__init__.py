@@ -28,28 +28,14 @@ from fmsdata.core.spans import Span
 from fmsdata.core.stage import Stage
 from fmsdata.core.state import State
 from fmsdata.loader.loader import StatefulDataLoader
-from fmsdata.testing.account import Account, Incomplete, LawBroken, named
-from fmsdata.testing.stored import Document, Stored, StoredDocuments, stored_documents
-
-__all__ = [
-    "Account",
-    "Document",
-    "Incomplete",
-    "LawBroken",
-    "MakeLoader",
-    "Progress",
-    "Stored",
-    "StoredDocuments",
-    "check_exactly_once",
-    "check_mix_holds",
-    "check_rescaling",
-    "check_restore_anywhere",
-    "check_same_stream",
-    "check_stage",
-    "no_progress",
-    "row_fields",
-    "stored_documents",
-]
+from fmsdata.testing.account import Account as Account
+from fmsdata.testing.account import Incomplete as Incomplete
+from fmsdata.testing.account import LawBroken as LawBroken
+from fmsdata.testing.account import named
+from fmsdata.testing.stored import Document as Document
+from fmsdata.testing.stored import Stored as Stored
+from fmsdata.testing.stored import StoredDocuments as StoredDocuments
+from fmsdata.testing.stored import stored_documents as stored_documents
 
 MakeLoader: TypeAlias = Callable[[int, int], StatefulDataLoader]
 Progress: TypeAlias = Callable[[int], None]  # is called with the number of samples checked since the last call

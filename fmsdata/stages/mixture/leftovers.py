@@ -32,7 +32,7 @@ from fmsdata.core.state import EDITED, State, is_count, shown
 from fmsdata.errors import StateError
 from fmsdata.stages.pack.token_run import TokenRun
 
-Runs: TypeAlias = list[tuple[int, int]]  # ranges of tokens: in order, with gaps between them
+TokenRanges: TypeAlias = list[tuple[int, int]]  # ranges of tokens: in order, with gaps between them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Leftover:
     """The tokens that a source gives before it continues, as offsets from a position in it."""
 
     start: State
-    runs: Runs
+    runs: TokenRanges
     length: int  # tokens from `start` to where the source continues
 
     @staticmethod
@@ -143,11 +143,11 @@ class LeftoverFirst:
         return Chunk(buffers, spans, chunk.first)
 
 
-def marked_runs(lines: Chunk) -> dict[str, Runs]:
+def marked_runs(lines: Chunk) -> dict[str, TokenRanges]:
     """The tokens of each source that are in lines, where the lines were read with marks."""
     spans = lines.spans[lines.spans[:, DOCUMENT] >= 0]
     stored = spans[:, LENGTH] - (spans[:, TAIL] > 0)
-    runs: dict[str, Runs] = {}
+    runs: dict[str, TokenRanges] = {}
     for (buffer, begin), length in zip(spans[:, [BUFFER, POSITION]].tolist(), stored.tolist(), strict=True):
         if length:
             runs.setdefault(lines.buffers[buffer].source, []).append((begin, begin + length))

@@ -51,14 +51,14 @@ class BestFitMode:
         return {**kept, "taken": 0, "below": below}
 
 
-class Counts(NamedTuple):
+class LineCounts(NamedTuple):
     """How the tokens in the lines of a lane differ from what was read below, for exact stats."""
 
     extra: Counter[str]  # by source: tokens in lines that were taken, minus tokens read before the window
     cropped: int  # tokens that were thrown away
 
     @classmethod
-    def of(cls, state: State | None) -> "Counts":
+    def of(cls, state: State | None) -> "LineCounts":
         """The counts in a state."""
         text = "" if state is None else state.get("extra")
         extra = {} if text == "" else parse(text, f"'extra' ({shown(text)})")
@@ -70,12 +70,12 @@ class Counts(NamedTuple):
         extra = {name: tokens for name, tokens in sorted(self.extra.items()) if tokens}
         return {"extra": json.dumps(extra, separators=(",", ":")) if extra else "", "cropped": self.cropped}
 
-    def after(self, lines: Chunk) -> "Counts":
+    def after(self, lines: Chunk) -> "LineCounts":
         """The counts after these lines were taken."""
         thrown_away = int((lines.spans[:, BEGINS] >> CROPPED).sum())
         extra = self.extra.copy()
         extra.update(_tokens_by_source(lines))
-        return Counts(extra, self.cropped + thrown_away)
+        return LineCounts(extra, self.cropped + thrown_away)
 
 
 class _BestFitIterator(StageIterator):
@@ -87,7 +87,7 @@ class _BestFitIterator(StageIterator):
         self._key = key_of(lane.seed, "bestfit", lane.source, lane.index)
         self._number = number(state, "window")
         self._skip = number(state, "taken")  # lines of the window that were taken before
-        self._counts = Counts.of(state)  # after these lines
+        self._counts = LineCounts.of(state)  # after these lines
         self._anchor = self._documents.state()
         self._lines: Chunk | None = None  # of the window, without those that were taken before
         self._read: Counter[str] = Counter()  # tokens of the window, by source, if some are thrown away
@@ -113,10 +113,10 @@ class _BestFitIterator(StageIterator):
         counts = self._counts if lines is None or not taken else self._counts.after(lines.slice(0, taken))
         return {"window": self._number, "taken": self._skip + taken, **counts.plain(), "below": self._anchor}
 
-    def _counts_behind(self, lines: Chunk) -> Counts:
+    def _counts_behind(self, lines: Chunk) -> LineCounts:
         """The counts at the end of the window: without `crop`, its lines are all that was read."""
         if not self._pack.crop:
-            return Counts(Counter(), self._counts.cropped)
+            return LineCounts(Counter(), self._counts.cropped)
         counts = self._counts.after(lines)
         counts.extra.subtract(self._read)
         return counts
