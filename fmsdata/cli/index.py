@@ -18,7 +18,8 @@ def index(
 ) -> None:
     """Count documents and tokens of every shard below a folder, and write FOLDER/meta/counts.csv.
 
-    Counts of other programs in that folder are compared and left as they are, unless you give --replace.
+    Counts of other programs in that folder are compared and left as they are, unless you give
+    --replace.
 
     Example: fmsdata index s3://bucket/corpus -o anon=true
     """

@@ -1,8 +1,8 @@
 """State: plain data from which an iterator continues, and how it is read back.
 
-A state comes from a file, so nothing in it is trusted. `number`, `part` and `parse` read it value by
-value, and stages check what they know: that a document is in its block, or a line in its window. What
-is left becomes an error of the state at one outer place, `Restoring`.
+A state comes from a file, so nothing in it is trusted. `number`, `part` and `parse` read it value
+by value, and stages check what they know: that a document is in its block, or a line in its window.
+What is left becomes an error of the state at one outer place, `Restoring`.
 """
 
 import json
@@ -103,7 +103,7 @@ def part(state: State | None, name: str) -> State | None:
 
 
 def plain(value: Any) -> Any:
-    """A parameter of a stage as plain data, for its description: functions by name, arrays by a digest."""
+    """A parameter of a stage as plain data: functions by name, arrays by a digest."""
     if isinstance(value, Mapping):
         return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -84,7 +84,10 @@ class DecodedBatches:
 
 
 class CopiedTokens:
-    """The tokens of a block that was decoded. They may be dropped, and are then read again when they are needed."""
+    """The tokens of a block that was decoded.
+
+    They may be dropped, and are then read again when they are needed.
+    """
 
     def __init__(self, owner: DecodedBatches, tokens: Tokens, again: Callable[[], Tokens]) -> None:
         self._owner, self._again = owner, again

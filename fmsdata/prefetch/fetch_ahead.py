@@ -1,7 +1,7 @@
-"""What is fetched ahead: the block that is needed first comes next, over all lanes and sources alike.
+"""What is fetched ahead: of all lanes and sources, the block that is needed first comes next.
 
-Nothing is fetched further ahead than a window, or a small part of an epoch, so that little is wasted when a
-run ends.
+Nothing is fetched further ahead than a window, or a small part of an epoch, so that little is
+wasted when a run ends.
 """
 
 import heapq
@@ -34,13 +34,15 @@ class FetchAhead:
         self._most_unfinished = max(UNFINISHED, PER_CONNECTION * connections)
         self._whole_sources = whole_sources
         self._numbers = count()
-        # By when they need something. An entry is outdated when the version of its look-ahead is another.
+        # By when they need something. An entry is outdated when the version of its look-ahead is
+        # another.
         self._heap: list[tuple[Priority, int, int, weakref.ref[LookAhead]]] = []
         # The most urgent first, more or less. Weak, so that the list keeps nothing in memory.
         self._requested: deque[tuple[weakref.ref[PendingBlock], weakref.ref[LookAhead]]] = deque()
         self._most_requested = TIDY
         self._unfinished = 0  # fetches
-        # Any thread may find that a fetch has ended, or that a look-ahead is gone: noted here, and settled later.
+        # Any thread may find that a fetch has ended, or that a look-ahead is gone: noted here, and
+        # settled later.
         self._finished: deque[None] = deque()
         self._gone: deque[dict[int, PendingBlock]] = deque()
 
@@ -62,7 +64,10 @@ class FetchAhead:
         self._budget.ahead -= pending.bytes
 
     def fill(self, coming: int = 0) -> None:
-        """Fetch what is needed next, as long as there is room. `coming` bytes are already on their way."""
+        """Fetch what is needed next, as long as there is room.
+
+        `coming` bytes are already on their way.
+        """
         self._tidy()
         work: list[tuple[Coroutine[Any, Any, Block[Tokens]], Future[Block[Tokens]]]] = []
         source: RemoteSource | None = None
@@ -115,7 +120,7 @@ class FetchAhead:
                 self.release(pending)
 
     def _tidy(self) -> None:
-        """Remove outdated entries now and then: not all of them reach the end of their list by themselves."""
+        """Remove outdated entries now and then: some never reach the end of their list."""
         if len(self._heap) > 3 * self.look_aheads + TIDY:
             entries = [(entry, entry[3]()) for entry in self._heap]
             self._heap = [entry for entry, found in entries if found is not None and found.version == entry[2]]

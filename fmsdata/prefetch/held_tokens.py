@@ -1,7 +1,7 @@
 """Held tokens: which arrays of tokens the pipeline holds, and how many bytes they take.
 
-An array counts as long as the pipeline holds it. When all of them take too much, those that were not
-used for the longest time are revoked, and read again if a line needs them.
+An array counts as long as the pipeline holds it. When all of them take too much, those that were
+not used for the longest time are revoked, and read again if a line needs them.
 """
 
 import weakref

@@ -1,7 +1,8 @@
 """Loans: memory of fetched blocks that the pipeline holds.
 
-Tokens count as long as the pipeline holds them. When they take more than their part of the budget, those that
-were not looked at for the longest time are revoked, and fetched again, as a range, if a line needs them.
+Tokens count as long as the pipeline holds them. When they take more than their part of the budget,
+those that were not looked at for the longest time are revoked, and fetched again, as a range, if a
+line needs them.
 """
 
 import warnings
@@ -24,7 +25,10 @@ WARN_BYTES = 16 << 20  # fetched again
 
 
 class LentTokens:
-    """The tokens of a remote block. They may be revoked, and are then fetched again when they are needed."""
+    """The tokens of a remote block.
+
+    They may be revoked, and are then fetched again when they are needed.
+    """
 
     def __init__(
         self, loans: "Loans", source: RemoteSource, address: Address, which: int, block: Block[Tokens]

@@ -1,8 +1,8 @@
 """Look-ahead: which blocks of a source a lane reads next, and when it will need them.
 
-Time is counted in tokens that the lane reads. A block is due when the lane has read as many tokens as
-come before it, at the source's share of the mix. Lanes fill their windows one lane after the other, which
-decides the order between lanes.
+Time is counted in tokens that the lane reads. A block is due when the lane has read as many tokens
+as come before it, at the source's share of the mix. Lanes fill their windows one lane after the
+other, which decides the order between lanes.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Search for documents in a past run.
 
-A document is in one block, and each epoch gives that block to one lane, at one place of its order. So
-only that lane has to be replayed, and only if some lane of the run has come that far.
+A document is in one block, and each epoch gives that block to one lane, at one place of its order.
+So only that lane has to be replayed, and only if some lane of the run has come that far.
 """
 
 import re
@@ -33,7 +33,8 @@ NAME = re.compile(r"(.+)#([0-9]{1,18})")
 class Found:
     """A document, and all that was seen of it: an epoch holds its tokens `start` to `stop`.
 
-    The two are equal for a document that is skipped because too few tokens are left after stripping.
+    The two are equal for a document that is skipped because too few tokens are left after
+    stripping.
     """
 
     source: str
@@ -131,7 +132,7 @@ def _lanes_of(replay: Replay, documents: Iterable[_Document], until: int) -> dic
 def _search(
     replay: Replay, lane: int, occurrences: _Occurrences, *, until: int, done: int, lanes: int
 ) -> Iterator[tuple[_Document, Seen]]:
-    """Replay a lane, from the last checkpoint before any of these documents, until all are found."""
+    """Replay a lane from the last checkpoint before these documents, until all are found."""
 
     def too_late(step: int) -> bool:
         blocks = blocks_done(part(replay.states(step, [lane])[lane], "anchor"))

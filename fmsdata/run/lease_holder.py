@@ -1,7 +1,7 @@
 """Who holds a lease: a process on a machine, and whether it has ended.
 
-The system is asked for the start time of a process, because numbers of processes are reused, and for
-the identity of the machine since its last start, because names of machines are too.
+The system is asked for the start time of a process, because numbers of processes are reused, and
+for the identity of the machine since its last start, because names of machines are too.
 """
 
 import json
@@ -70,7 +70,7 @@ class Holder:
 
 
 def _status(pid: int) -> tuple[bool, str]:
-    """Whether a process of this machine has not ended, and when it started, if the system says so."""
+    """Whether a process of this machine is alive, and when it started, if the system says so."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return fields[0] not in ("Z", "X"), fields[19]
@@ -86,7 +86,10 @@ def _status(pid: int) -> tuple[bool, str]:
 
 
 def _boot() -> str:
-    """Which processes can see each other: those with this value. Empty if the system does not say."""
+    """Which processes can see each other: those with this value.
+
+    Empty if the system does not say.
+    """
     try:
         return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:

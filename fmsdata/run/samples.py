@@ -1,4 +1,4 @@
-"""Samples: the iteration over a `Rescalable` in loaders of other libraries, one sample at a time."""
+"""Samples: the iteration over a `Rescalable` in loaders of other libraries, sample by sample."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 
 
 def _collate(samples: Sequence[Item], **_: object) -> Any:
-    """The batch that a loader without a `collate_fn` makes. Tasks are above this folder, hence the late import."""
+    """The batch that a loader without a `collate_fn` makes.
+
+    Tasks are above this folder, hence the late import.
+    """
     return import_module("fmsdata.tasks.collate").Collate()(samples)
 
 
 # torch exports no public name for this registry. Changing it in place is what the documentation of
-# `torch.utils.data.default_collate` recommends for other types ("Option 2"). It is done here, because every process
-# that iterates over a `Rescalable` imports this module.
+# `torch.utils.data.default_collate` recommends for other types ("Option 2"). It is done here,
+# because every process that iterates over a `Rescalable` imports this module.
 default_collate_fn_map[Item] = _collate
 
 

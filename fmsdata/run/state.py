@@ -2,8 +2,8 @@
 
 The keys `version`, `step`, `history` and `pipeline` have the same value on all ranks, and lanes are
 keyed by their number. So the states of any number of ranks can be merged into one dict, as
-torch.distributed.checkpoint does. A lane and the pipeline are JSON texts: one value each to store, and
-nothing that a caller can modify in place.
+torch.distributed.checkpoint does. A lane and the pipeline are JSON texts: one value each to store,
+and nothing that a caller can modify in place.
 """
 
 import re
@@ -114,7 +114,10 @@ def _pipeline(state: Mapping[str, Any]) -> State:
 
 
 def _is_history(history: Any, step: int) -> bool:
-    """Whether these are segments of a run up to a step. It has fewer samples than 64 bits can count."""
+    """Whether these are segments of a run up to a step.
+
+    It has fewer samples than 64 bits can count.
+    """
     return (
         isinstance(history, list)
         and bool(history)

@@ -1,7 +1,7 @@
 """Stats for the trainer: tokens consumed of each source, throughput, and time spent waiting.
 
-Tokens are looked up in the tallies of the lanes (`fmsdata.run.tally`), and shares are compared with the
-planned ones (`fmsdata.run.shares`). A `Meter` measures the time.
+Tokens are looked up in the tallies of the lanes (`fmsdata.run.tally`), and shares are compared with
+the planned ones (`fmsdata.run.shares`). A `Meter` measures the time.
 """
 
 import time
@@ -47,8 +47,8 @@ class Throughput:
 class SourceStats:
     """One source: tokens and epochs since the start of the run, and its share of the recent tokens.
 
-    Recent tokens are those since the loader was created or resumed. `wanted` is the planned share of
-    them, from the weights of the phases in which they came.
+    Recent tokens are those since the loader was created or resumed. `wanted` is the planned share
+    of them, from the weights of the phases in which they came.
     """
 
     tokens: int
@@ -184,7 +184,10 @@ def _of_all_ranks(ranks: Sequence[Throughput]) -> Throughput:
 
 
 def _source(tokens: int, recent: int, *, total: int, wanted: float, epoch_tokens: int, lanes: float) -> SourceStats:
-    """`lanes` is the share of all lanes that was counted. The others are assumed to be like them."""
+    """`lanes` is the share of all lanes that was counted.
+
+    The others are assumed to be like them.
+    """
     return SourceStats(
         tokens=tokens,
         recent_tokens=recent,

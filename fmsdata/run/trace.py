@@ -15,12 +15,13 @@ class Trace(Replay):
     """A past run: what was in a step, and when a document was seen. Nothing is written.
 
     The newest complete checkpoint holds the world and batch sizes of the run. Reading starts at the
-    nearest checkpoint before a step, or, with `from_start`, at the start of the run. `world_size` and
-    `batch_size` are those of the steps after the newest checkpoint, or of all steps if there is none.
+    nearest checkpoint before a step, or, with `from_start`, at the start of the run. `world_size`
+    and `batch_size` are those of the steps after the newest checkpoint, or of all steps if there is
+    none.
 
-    >>> run = Trace(data, checkpoints=Checkpoints("s3://bucket/run/loader"))          # doctest: +SKIP
-    >>> run.step(12345, rank=3)                                                       # doctest: +SKIP
-    >>> run.documents(["web/part-0.arrow#17"])                                        # doctest: +SKIP
+    >>> run = Trace(data, checkpoints=Checkpoints("s3://bucket/run/loader"))     # doctest: +SKIP
+    >>> run.step(12345, rank=3)     # doctest: +SKIP
+    >>> run.documents(["web/part-0.arrow#17"])     # doctest: +SKIP
     """
 
     def step(self, step: int, rank: int | None = None) -> list[Seen]:

@@ -1,8 +1,9 @@
 """A cache of fetched ranges on the node's own disk, shared by all processes of the node.
 
 An entry is a file that holds the digest of its key and the checksum of its data. So a file that was
-torn by a power failure, damaged by the disk or renamed is noticed, removed and fetched again. Against
-forgery, the folder belongs to its user alone (see `own_folder.py`): the checksum has no key.
+torn by a power failure, damaged by the disk or renamed is noticed, removed and fetched again.
+Against forgery, the folder belongs to its user alone (see `own_folder.py`): the checksum has no
+key.
 
 Readers take no lock. Writers reserve the bytes of an entry in a ledger before they write it. So the
 ledger never says less than there is, whichever process is killed at whatever moment, and nobody has
@@ -61,7 +62,7 @@ log = logging.getLogger("fmsdata")
 
 
 class DiskCache:
-    """Ranges of remote files in a folder of at most `limit` bytes, with headers and unfinished files.
+    """Ranges of remote files in a folder of at most `limit` bytes, headers and all included.
 
     The least recently used ranges are evicted; uses within a minute count as one. Any number of
     processes and threads can use the folder at the same time. Processes with the same limit never

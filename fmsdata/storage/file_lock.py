@@ -1,4 +1,4 @@
-"""Locks on files of this user. They are the kernel's (flock): they end with the process that holds them.
+"""Locks on files of this user, which end with the process that holds them (flock).
 
 A forked child must not keep a lock when its parent is killed. So descriptors of locked files are
 closed in the child.
@@ -28,7 +28,10 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 @contextmanager
 def closed_in_forks(fd: int) -> Iterator[None]:
-    """A descriptor that a child which is forked meanwhile does not keep. It is closed at the end."""
+    """A descriptor that a child which is forked meanwhile does not keep.
+
+    It is closed at the end.
+    """
     _open.add(fd)
     try:
         yield

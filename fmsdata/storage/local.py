@@ -106,7 +106,10 @@ def remove_folder(folder: Path, first: str) -> None:
 
 
 def boot_id() -> str:
-    """An identifier that changes when the machine restarts. Raises OSError where the system has none."""
+    """An identifier that changes when the machine restarts.
+
+    Raises OSError where the system has none.
+    """
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -1,8 +1,9 @@
 """Shards on a local disk, mapped into memory while other processes may write to them.
 
-A mapped file keeps what it looked like when it was mapped: its size, the time of its last change and its inode. It is
-compared with that whenever something is taken from it. A file that has changed is an error, never other tokens. What
-is taken is copied by the system, so that a file that shrinks is an error too, and not the end of the process.
+A mapped file keeps what it looked like when it was mapped: its size, the time of its last change
+and its inode. It is compared with that whenever something is taken from it. A file that has changed
+is an error, never other tokens. What is taken is copied by the system, so that a file that shrinks
+is an error too, and not the end of the process.
 """
 
 import os
@@ -82,9 +83,10 @@ class MappedFile:
         return copy_bytes(self.buffer.address + start, stop - start, self).data
 
     def collect(self, ranges: Ints) -> tuple[memoryview, Ints]:
-        """A copy of ranges, rows of first byte and size, and where each starts in it, aligned to 8 bytes.
+        """A copy of ranges, and where each of them starts in it, aligned to 8 bytes.
 
-        The caller has checked that they are inside the file.
+        Ranges are rows of first byte and size. The caller has checked that they are inside the
+        file.
         """
         start = ranges[:, 0]
         pieces = np.empty((len(ranges), 2), np.int64)
@@ -151,10 +153,12 @@ class Versions:
 
 
 class MappedFiles:
-    """The files that are mapped now, so that none is mapped twice. A mapping ends with its last user.
+    """The files that are mapped now, so that none is mapped twice.
 
-    A file that was mapped before must still look the same. (But for its inode: some filesystems in user space number
-    files anew when nobody uses them.)
+    A mapping ends with its last user.
+
+    A file that was mapped before must still look the same. (But for its inode: some filesystems in
+    user space number files anew when nobody uses them.)
     """
 
     def __init__(self, versions: "Versions | None" = None) -> None:

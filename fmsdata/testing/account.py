@@ -1,4 +1,4 @@
-"""The account of a run: which tokens of which documents came, and whether they are the stored ones."""
+"""The account of a run: which tokens of which documents came, compared with the stored ones."""
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict

@@ -1,7 +1,7 @@
 """Leftovers: tokens that were planned into lines which no trainer took, because the mix was edited.
 
-When a run resumes with a different mix, the lines in progress are given up and the tokens in them go
-back to their sources: each source first gives its leftover, and then continues. A leftover is a
+When a run resumes with a different mix, the lines in progress are given up and the tokens in them
+go back to their sources: each source first gives its leftover, and then continues. A leftover is a
 position that the source can return to, and the ranges of tokens from there on that it still has to
 give. It holds no tokens, and nothing that depends on the old mix.
 """
@@ -125,7 +125,10 @@ class LeftoverFirst:
         return Chunk(parts.buffers, spans, parts.first)
 
     def _marked(self, chunk: Chunk) -> Chunk:
-        """Count the tokens. If the lane asks for marks, replace provenance by offsets from the start."""
+        """Count the tokens.
+
+        If the lane asks for marks, replace provenance by offsets from the start.
+        """
         before = self._read
         lengths = chunk.lengths()
         self._read += int(lengths.sum())

@@ -1,9 +1,9 @@
 """Mode `bestfit`: whole documents, placed where they fit best; only longer ones are cut.
 
-Documents are read in windows of some hundred lines' worth of tokens, and each window is packed alone
-(`fit.py`). So the state is where the window starts and how many of its lines were taken. The lines of
-a window come in a keyed random order, and the documents of a line in the order of the stream, so
-nothing is sorted by length.
+Documents are read in windows of some hundred lines' worth of tokens, and each window is packed
+alone (`fit.py`). So the state is where the window starts and how many of its lines were taken. The
+lines of a window come in a keyed random order, and the documents of a line in the order of the
+stream, so nothing is sorted by length.
 """
 
 import json
@@ -46,7 +46,7 @@ class BestFitMode:
         return iterator.state(len(lines)), lines
 
     def start(self, below: State, before: State) -> State:
-        """The state at the start of a window, after a state of any mode that is at the start of a line."""
+        """The state at the start of a window, where `before` was a state at the start of a line."""
         kept = {name: before.get(name, default) for name, default in (("window", 0), ("extra", ""), ("cropped", 0))}
         return {**kept, "taken": 0, "below": below}
 
@@ -79,7 +79,7 @@ class LineCounts(NamedTuple):
 
 
 class _BestFitIterator(StageIterator):
-    """The state is the state below at the start of the window, its number, and the lines taken of it."""
+    """The state: that below at the start of the window, its number, and the lines taken of it."""
 
     def __init__(self, pack: "Pack", lane: Lane, state: State | None) -> None:
         self._pack = pack
@@ -152,7 +152,7 @@ class _Documents:
         return self._below.state(self._taken)
 
     def _places(self, lengths: Ints) -> Ints:
-        """The places that documents need: each piece after the first has one more token, its BOS."""
+        """The places that documents need: each piece after the first has a BOS more."""
         size, most = self._pack.seq_len, self._pack.max_documents
         places: Ints = lengths + np.maximum(lengths - 2, 0) // (size - 1)
         return places if most is None else np.maximum(places, size // most)
@@ -188,7 +188,8 @@ def _cut_long(documents: Chunk, heads: Bools, pack: "Pack") -> tuple[Chunk, Bool
     first = offsets(cuts)
     places = np.repeat(starts[:-1][long] + pack.seq_len - heads[long] - first[:-1] * room, cuts)
     places += np.arange(first[-1]) * room
-    # An EOS is not alone behind a BOS: it takes the token before it along, whether it was inserted or stored.
+    # An EOS is not alone behind a BOS: it takes the token before it along, whether it was inserted
+    # or stored.
     places[first[1:] - 1] -= (rest % room == 1) & (room > 1)
     edges = np.sort(np.concatenate([starts, places]))
     pieces = TokenRun(documents).cut(edges)
@@ -210,7 +211,10 @@ def _longest_last(order: Ints, line: Ints, lengths: Ints) -> Ints:
 
 
 def _cropped(lines: Chunk, size: int) -> Chunk:
-    """The first tokens of each line. The span before the cut says how many stored ones follow it."""
+    """The first tokens of each line.
+
+    The span before the cut says how many stored ones follow it.
+    """
     starts = offsets(lines.lengths())
     edges = np.unique(np.concatenate([starts, starts[:-1] + size]))
     parts = TokenRun(lines).cut(edges)

@@ -37,7 +37,7 @@ class AsyncClient:
 
     @classmethod
     def options(cls, options: Mapping[str, Any], storage: Storage) -> dict[str, Any]:  # noqa: ARG003
-        """The arguments of the filesystem: the options of the user, and those that the client needs."""
+        """The arguments of the filesystem: the user's options, and those that the client needs."""
         return dict(options)
 
     async def open(self) -> None:
