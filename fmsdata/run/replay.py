@@ -64,7 +64,7 @@ class Replay:
         self._watch = watch
         self._host = OpenFiles(versions=data.versions)
         steps = [] if checkpoints is None else [step for step in checkpoints.steps() if checkpoints.is_complete(step)]
-        self.newest = max(steps, default=0)  # the newest complete checkpoint
+        self.newest = max(steps, default=0)
         self._pipeline: State | None = None  # of the newest checkpoint
         self._edited = 0  # the first step after the last edit of the mix
         history = self._history() if steps else []
@@ -78,7 +78,7 @@ class Replay:
                 f"there is no complete checkpoint{where}, so the world size of the run is unknown: "
                 "give it (--world-size)"
             )
-        self.schedule = Schedule(history, data.lanes)  # which samples were in which step
+        self.schedule = Schedule(history, data.lanes)
         if steps and self.schedule.lines(self.newest)[0] != self._first_lane_lines:
             raise StateError(
                 f"{checkpoints}: the run did not begin at the start of the stream: it was started from another one, "

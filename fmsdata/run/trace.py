@@ -19,6 +19,9 @@ class Trace(Replay):
     and `batch_size` are those of the steps after the newest checkpoint, or of all steps if there is
     none.
 
+    `newest` is the step of the newest complete checkpoint, or 0, and `schedule` says which samples
+    were in which step.
+
     >>> run = Trace(data, checkpoints=Checkpoints("s3://bucket/run/loader"))     # doctest: +SKIP
     >>> run.step(12345, rank=3)     # doctest: +SKIP
     >>> run.documents(["web/part-0.arrow#17"])     # doctest: +SKIP
