@@ -156,8 +156,8 @@ class LayoutCache:
     Lives in the event loop.
     """
 
-    def __init__(self, limit: int = LAYOUT_BYTES) -> None:
-        self._limit, self._bytes = limit, 0
+    def __init__(self) -> None:
+        self._bytes = 0
         self._kept: OrderedDict[tuple[RemoteSource, int], tuple[asyncio.Task[Layout], Urgency]] = OrderedDict()
 
     async def get(self, source: RemoteSource, shard: int, urgency: Urgency) -> Layout:
@@ -186,7 +186,7 @@ class LayoutCache:
             return
         self._bytes += task.result().nbytes
         for old, (kept, _) in list(self._kept.items()):
-            if self._bytes <= self._limit:
+            if self._bytes <= LAYOUT_BYTES:
                 break
             if kept.done() and kept is not task:
                 del self._kept[old]

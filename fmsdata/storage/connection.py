@@ -157,16 +157,16 @@ class Connection:
         self.traffic.bytes += len(fetched.data)
         return fetched
 
-    async def read_all(self, path: str, owner: str = "") -> bytes:
+    async def read_all(self, path: str) -> bytes:
         """All bytes of a file."""
-        about = _About(self.url(path), "read", owner)
+        about = _About(self.url(path), "read")
         data = (await self._request(lambda client: client.read(path, 0, None, None), about, ASSUMED)).data
         self.traffic.bytes += len(data)
         return data
 
-    async def info(self, path: str, owner: str = "") -> Entry:
+    async def info(self, path: str) -> Entry:
         """Size and version of a file."""
-        return await self._request(lambda client: client.info(path), _About(self.url(path), "looked up", owner))
+        return await self._request(lambda client: client.info(path), _About(self.url(path), "looked up"))
 
     async def check(self, path: str, version: str, owner: str = "") -> None:
         """Raise if a file has another version. For filesystems whose reads don't report it."""
@@ -178,12 +178,12 @@ class Connection:
 
         await self._request(compare, _About(self.url(path), "read", owner, listed=True))
 
-    async def list(self, folder: str, recursive: bool = True, owner: str = "") -> Listing:
+    async def list(self, folder: str, recursive: bool = True) -> Listing:
         """The files in a folder; `recursive`: and in the folders below it.
 
         Empty if there is no such folder.
         """
-        about = _About(self.url(folder), "listed", owner)
+        about = _About(self.url(folder), "listed")
         in_pages = client_class(self._filesystem).lists_in_pages
         files: list[Entry] = []
         folders: list[str] = []
@@ -196,18 +196,18 @@ class Connection:
             if token is None:
                 return Listing(sorted(files), [] if recursive else sorted(folders))
 
-    async def write(self, path: str, data: bytes, owner: str = "") -> None:
+    async def write(self, path: str, data: bytes) -> None:
         """Write a file, completely or not at all."""
-        about = _About(self.url(path), "written", owner)
+        about = _About(self.url(path), "written")
         await self._request(lambda client: client.write(path, data), about, len(data))
 
-    async def remove(self, path: str, owner: str = "") -> None:
+    async def remove(self, path: str) -> None:
         """Remove a file. It need not exist."""
-        await self._request(lambda client: client.remove(path), _About(self.url(path), "removed", owner))
+        await self._request(lambda client: client.remove(path), _About(self.url(path), "removed"))
 
-    async def remove_folder(self, path: str, owner: str = "") -> None:
+    async def remove_folder(self, path: str) -> None:
         """Remove a folder whose files are removed already. Object stores have no folders."""
-        await self._request(lambda client: client.remove_folder(path), _About(self.url(path), "removed", owner))
+        await self._request(lambda client: client.remove_folder(path), _About(self.url(path), "removed"))
 
     async def _request(
         self,
