@@ -138,9 +138,9 @@ def _same_files(folder: Location, names: Sequence[str]) -> dict[str, str]:
         return {}
     first: dict[FileId, str] = {}
     pairs: dict[str, str] = {}
-    shards = set(names)
+    wanted = set(names)
     for name, found in sorted(list_ids(folder.local, SUFFIXES)):
-        if name in shards and (other := first.setdefault(found, name)) != name:
+        if name in wanted and (other := first.setdefault(found, name)) != name:
             pairs[name] = other
     with suppress(OSError):  # a file that is gone is reported when it is read
         for name, other in list(pairs.items())[:MOST_CHECKED]:  # some network filesystems list no true number

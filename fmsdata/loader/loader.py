@@ -154,7 +154,7 @@ class StatefulDataLoader:
                     self._stop_engine()
 
     def __next__(self) -> dict[str, Any]:
-        """The next batch. With `steps`, StopIteration once at each end; the next call continues."""
+        """The next batch. With `steps`, StopIteration once at each end; the next call goes on."""
         if self._saving.handles_sigterm:
             raise ConfigError(
                 "on_sigterm saves while an iteration over the loader runs, and next(loader) is none; "

@@ -1,8 +1,8 @@
 """What runs in a worker process.
 
 A worker reads some of the rank's lanes. For each request, a number of batches, it works out alone
-which samples of that round belong to its lanes, reads their lines and replies. It ends when
-the trainer asks for that, when its pipe is closed, or when the trainer is gone.
+which samples of that round belong to its lanes, reads their lines and replies. It ends when it is
+told to, when its pipe is closed, or when the trainer is gone.
 """
 
 import os
@@ -25,7 +25,7 @@ import torch
 from fmsdata.core.chunk import Row
 from fmsdata.errors import ConfigError
 from fmsdata.loader.fork_server import watch_process
-from fmsdata.loader.reply import Reply, ReplySize, WorkerFailure, join_lines, write_reply
+from fmsdata.loader.reply import WorkerFailure, Reply, ReplySize, join_lines, write_reply
 from fmsdata.loader.shared_memory import SharedMemory
 from fmsdata.loader.worker_note import WorkerNote
 from fmsdata.prefetch.open_files import OpenFiles

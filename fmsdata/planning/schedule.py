@@ -121,7 +121,7 @@ class Schedule:
 
 
 def _filled(lines: Ints, taken: int) -> Ints:
-    """The lines of lanes after `taken` more samples, each from the lane with the fewest lines."""
+    """The lines of a rank's lanes after `taken` more samples, each from the lane with the fewest lines."""
     order = np.argsort(lines, kind="stable")
     low = lines[order]
     until_level = low * np.arange(len(low)) - offsets(low)[:-1]  # samples until all lanes before it have as many lines

@@ -53,11 +53,10 @@ class Rescalable(IterableDataset[Item]):
 
     >>> data = Rescalable(lines, lanes=192, seed=42)     # doctest: +SKIP
 
-    It also works in torch's own `DataLoader`: each rank and each worker process reads its own
-    lanes. Its state is then that of the newest iteration over it. The rank comes from `rank` and
-    `world_size`, from `mesh` (a device mesh with a data-parallel dimension, or that sub-mesh) or
-    from `process_group`, else from torch.distributed, else from RANK and WORLD_SIZE, when the
-    iteration begins.
+    It also works in torch's own `DataLoader`: each rank and each worker process reads its own lanes.
+    Its state is then that of the newest iteration over it. The rank comes from `rank` and `world_size`,
+    from `mesh` (a device mesh with a data-parallel dimension, or that sub-mesh) or from `process_group`,
+    else from torch.distributed, else from RANK and WORLD_SIZE, when the iteration begins.
     """
 
     def __init__(
@@ -167,7 +166,7 @@ class Rescalable(IterableDataset[Item]):
         mesh: DeviceMesh | None = None,
         process_group: ProcessGroup | None = None,
     ) -> Ranks:
-        """The rank that a loader of this data reads as, from its arguments or this dataset's."""
+        """The rank that a loader of this data reads as: from its arguments, else those of this dataset."""
         ranks, own = Ranks.given_by(rank, world_size, mesh, process_group), self._given
         if ranks is not None and own is not None and (ranks.rank, ranks.world_size) != (own.rank, own.world_size):
             raise ConfigError(f"the loader is {ranks}, and its Rescalable is {own}; give the rank to one of them")
@@ -222,7 +221,7 @@ class Rescalable(IterableDataset[Item]):
         return samples
 
     def _ranks_here(self) -> Ranks:
-        """The rank of this process; in a worker process of torch, that of its trainer."""
+        """The rank of this process; in a worker process of torch, that of the trainer which started it."""
         if self._given is not None:
             return self._given
         trainer, sent = multiprocessing.parent_process(), self._sent
@@ -231,7 +230,7 @@ class Rescalable(IterableDataset[Item]):
         return Ranks.found()
 
     def __getstate__(self) -> State:
-        """What is pickled: the recipe and the loaded state as plain data, but no iteration."""
+        """What is pickled: the recipe, and the loaded state as plain data; not an iteration over it."""
         given = None if self._given is None else replace(self._given, groups=())
         sent = None
         with suppress(ConfigError):  # it is raised where it matters: in the process that reads as this rank

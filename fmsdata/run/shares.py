@@ -48,7 +48,7 @@ def leaves(stage: Stage, begin: float = 0, end: float = 0, source: str = "", sha
 
 
 def _shares_between(mixture: Mixture, begin: float, end: float) -> dict[str, float]:
-    """The average weights from `begin` to `end`, without sources that have ended."""
+    """The average weights over the phases from `begin` to `end`, without sources that have ended."""
     if any(stage.ends() for stage in mixture.sources.values()) and begin < end:
         before, after = (expected_tokens(mixture, tokens) for tokens in (begin, end))
         return {name: (after[name] - before[name]) / (end - begin) for name in mixture.sources}

@@ -19,8 +19,8 @@ LINE_BITS = 40  # a room and the number of its line are one integer, so that a l
 def best_fit(lengths: Ints, size: int, most: int | None = None) -> Ints:
     """The line of each piece, where lines hold `size` tokens and at most `most` pieces.
 
-    The longest piece is placed first. Each goes into the line with the least room that it fits in,
-    or into a new line.
+    The longest piece is placed first. Each goes into the line with the least room that it fits in, or
+    into a new line.
 
     >>> best_fit(np.array([3, 6, 5, 7]), 10).tolist()
     [0, 1, 2, 0]
@@ -45,8 +45,7 @@ def best_fit(lengths: Ints, size: int, most: int | None = None) -> Ints:
             else:
                 room, line = size, len(placed)
                 placed.append(0)
-            # What is left of this room is again the least that the next piece of this length fits
-            # in.
+            # What is left of this room is again the least that the next piece of this length fits in.
             now = min(count, room // length, limit - placed[line])
             into.append(line)
             times.append(now)
@@ -111,7 +110,7 @@ class _Pool:
 
 
 def _overfilled_line(pool: _Pool, size: int) -> tuple[_Line, int]:
-    """The next line of `overfill`, and its surplus of tokens: below 0 if the pool runs out."""
+    """The next line of `overfill`, and how many tokens it has too many: below 0 if the pool runs out."""
     line: _Line = []
     room = excess = size
     kept, last = 0, 0  # the line with the least excess is this many entries of `line`, and a last piece
