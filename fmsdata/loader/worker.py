@@ -25,7 +25,7 @@ import torch
 from fmsdata.core.chunk import Row
 from fmsdata.errors import ConfigError
 from fmsdata.loader.fork_server import watch_process
-from fmsdata.loader.reply import WorkerFailure, Reply, ReplySize, join_lines, write_reply
+from fmsdata.loader.reply import Reply, ReplySize, WorkerFailure, join_lines, write_reply
 from fmsdata.loader.shared_memory import SharedMemory
 from fmsdata.loader.worker_note import WorkerNote
 from fmsdata.prefetch.open_files import OpenFiles
