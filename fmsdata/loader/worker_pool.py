@@ -81,6 +81,11 @@ def start_worker(spec: WorkerSpec, method: str, *, memories: int, inherited: Seq
 
 
 def _fork_worker(spec: WorkerSpec, channel: Channel, theirs: Connection, inherited: Sequence[Connection]) -> Any:
+    if multiprocessing.current_process().daemon:
+        raise ConfigError(
+            "multiprocessing_context is 'fork', but this is a daemon process of multiprocessing, which may not fork "
+            f"others that way; use {DEFAULT_METHOD!r}, which is the default"
+        )
     process = multiprocessing.get_context("fork").Process(
         target=run_worker,
         args=(spec, channel._replace(requests=theirs), (*inherited, channel.requests)),

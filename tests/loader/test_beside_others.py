@@ -278,6 +278,36 @@ def test_too_few_file_descriptors_are_an_error_that_names_the_limit(large: Path,
     assert outcomes[-1] == "0 fine"
 
 
+DAEMON = """
+import multiprocessing, sys
+import fmsdata
+
+def read(method, answers):
+    lines = fmsdata.Pack(fmsdata.ShardReader("web"), seq_len=33)
+    loader = fmsdata.StatefulDataLoader(
+        fmsdata.Rescalable(lines, lanes=4), batch_size=2, num_workers=1, multiprocessing_context=method
+    )
+    try:
+        answers.send(next(loader)["input_ids"].tolist())
+        loader.close()
+    except fmsdata.ConfigError as error:
+        answers.send(str(error))
+
+context = multiprocessing.get_context("fork")
+for method in ("forkserver", "fork"):
+    ours, theirs = context.Pipe()
+    context.Process(target=read, args=(method, theirs), daemon=True).start()
+    print(ours.recv())
+"""
+
+
+def test_a_daemon_process_has_workers_or_says_how(large: Path) -> None:
+    rows, message = run(["-c", DAEMON], cwd=large).splitlines()
+    assert rows.startswith("[[")
+    assert "this is a daemon process of multiprocessing" in message
+    assert "use 'forkserver', which is the default" in message
+
+
 @pytest.fixture(autouse=True)
 def no_worker_is_left() -> Iterator[None]:
     yield
