@@ -63,7 +63,8 @@ class Channel(NamedTuple):
 
     def close(self) -> None:
         self.requests.close()
-        for memory in (self.note.memory, *self.memories):
+        self.note.close()
+        for memory in self.memories:
             memory.close()
 
 

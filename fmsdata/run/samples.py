@@ -9,6 +9,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from fmsdata.core.chunk import Item
 from fmsdata.core.state import State
+from fmsdata.errors import ConfigError
 from fmsdata.planning.schedule import Segment
 from fmsdata.run.ranks import Ranks
 from fmsdata.run.state import pack_state
@@ -39,6 +40,7 @@ class Samples(Iterator[Item]):
         self._checked = get_worker_info() is not None  # there, torch.distributed may be that of another process
         self._pipeline = data.fingerprint
         self._resumed: Resumed | None = None
+        self.refusal: ConfigError | None = None  # raised at the first sample: torch reports errors of `iter` badly
         self._start(0, None)
 
     def _start(self, step: int, states: Mapping[int, State] | None) -> None:
@@ -47,6 +49,8 @@ class Samples(Iterator[Item]):
         self._turns = self._positions.turns()
 
     def __next__(self) -> Item:
+        if self.refusal is not None:
+            raise self.refusal
         if not self._mine:  # more worker processes than lanes
             raise StopIteration
         if not self._checked:
