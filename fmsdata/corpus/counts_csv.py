@@ -25,9 +25,7 @@ log = logging.getLogger("fmsdata")
 
 
 def find_counts(folder: Location, shards: list[str]) -> tuple[dict[str, Count], Location | None]:
-    """The counts of shards in the nearest `meta` folder that lists them, and the parent of that
-    folder.
-    """
+    """The counts of shards in the nearest `meta` folder that lists them, and that folder's parent."""
     folder = folder.absolute()
     for root in (folder, *folder.parents):
         table = root.once(CountsTable, partial(_read_table, root, folder))
@@ -38,9 +36,7 @@ def find_counts(folder: Location, shards: list[str]) -> tuple[dict[str, Count], 
 
 
 def counts_files(root: Location) -> list[Location]:
-    """The counts files in the `meta` folder that are read: the index, if there is one, or all
-    others.
-    """
+    """The counts files in the `meta` folder that are read: the index, or else all others."""
     files = all_counts_files(root)
     return [file for file in files if file.name == INDEX] or files
 
