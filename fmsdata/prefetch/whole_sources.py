@@ -33,7 +33,7 @@ class WholeSources:
     def keeps(self, look_ahead: LookAhead) -> bool:
         """Whether the source of a look-ahead is kept.
 
-        Fetching starts with the first call that says so.
+        Fetching starts with the first call that returns True.
         """
         source = look_ahead.source
         if source not in self._shards:

@@ -94,7 +94,7 @@ class Pack(Stage):
         self.window = whole("pack window", window, least=1)
         check_options(mode, bol=bol, eol=eol, pad=pad, crop=crop, max_documents=max_documents)
         padding = token("pad", pad)
-        # What has no effect is no part of the description: a run may add or drop it.
+        # A value without effect is left out of the description, so a run may add or drop it.
         self.pad = None if MODES[mode].fills_lines or crop else padding
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
