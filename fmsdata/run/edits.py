@@ -34,7 +34,7 @@ EDITABLE: dict[type[Stage], tuple[str, ...]] = {
     Delimit: ("bos", "eos"),
     Filter: (),
 }
-FREE = ("max_epochs", "folder")  # parameters of a source that may change
+FREE = ("max_epochs", "folder", "files")  # parameters of a source that may change
 
 
 class Edit(NamedTuple):
@@ -78,7 +78,7 @@ def _edit_between(saved: State, now: State, lines: Stage, step: int) -> Edit:
 def _without_folders(description: Any) -> Any:
     if not isinstance(description, Mapping):
         return description
-    return {name: _without_folders(value) for name, value in description.items() if name != "folder"}
+    return {name: _without_folders(value) for name, value in description.items() if name not in ("folder", "files")}
 
 
 def _pipeline(now: State, removed: State, edits: list[int]) -> State:
