@@ -12,17 +12,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from fmsdata.config.read import read_config
 from fmsdata.config.sections import Config, DocumentsConfig, PhaseConfig, SourceConfig
 from fmsdata.core.checks import suggestion
+from fmsdata.core.stage import Stage
 from fmsdata.corpus.listing import find_shards, is_leftover
-from fmsdata.errors import DataError
+from fmsdata.errors import ConfigError, DataError
 from fmsdata.formats import SUFFIXES
 from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.run.checkpoints import Checkpoints
+from fmsdata.run.differences import lowest
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.stages.delimit import Delimit
 from fmsdata.stages.mixture import Mixture, Phase
 from fmsdata.stages.pack import Pack
 from fmsdata.stages.shard_reader import ShardReader
 from fmsdata.stages.shuffle import Shuffle
+from fmsdata.stages.tokenize import Tokenize
 from fmsdata.storage.location import Location, same_kind
 from fmsdata.tasks.base import Task
 from fmsdata.tasks.registry import task_from
@@ -136,25 +139,31 @@ def _mixture(config: Config) -> Mixture:
 
 def _reader(
     path: Location, name: str, root: Location, documents: DocumentsConfig, max_epochs: float | None = None
-) -> ShardReader:
-    return ShardReader(
-        path,
-        name=name,
-        column=documents.column,
-        strip=documents.strip,
-        min_length=documents.min_length,
-        max_epochs=max_epochs,
-        folder=path.inside(root),
-    )
+) -> Stage:
+    reader = ShardReader(path, name=name, column=documents.column, max_epochs=max_epochs, folder=path.inside(root))
+    if not reader.holds_text():
+        return reader.without_short(documents.strip, documents.min_length)
+    if documents.tokenizer is None:
+        raise ConfigError(
+            f"source {name!r} holds text; say how to tokenize it, such as `documents: {{tokenizer: tokenizer.json}}`, "
+            "or make shards of tokens of it with `fmsdata prepare`"
+        )
+    return Tokenize(reader, documents.tokenizer, strip=documents.strip, min_length=documents.min_length)
 
 
-def _find_removed(root: Location, documents: DocumentsConfig, name: str, description: Mapping[str, Any]) -> ShardReader:
+def _find_removed(root: Location, documents: DocumentsConfig, name: str, description: Mapping[str, Any]) -> Stage:
     """A source that was removed from the configuration, in the folder that it had before."""
-    return _reader(root / description["folder"], name, root, documents)
+    return _reader(root / lowest(description)["folder"], name, root, documents)
 
 
-def _natural_weights(readers: Mapping[str, ShardReader], temperature: float | None) -> dict[str, float]:
+def _natural_weights(readers: Mapping[str, Stage], temperature: float | None) -> dict[str, float]:
     """The sources' numbers of tokens as weights. The larger the temperature, the flatter."""
+    for name, reader in readers.items():
+        if isinstance(reader, Tokenize) and not reader.is_counted and len(readers) > 1:
+            raise ConfigError(
+                f"source {name!r} holds text, so its number of tokens, its natural weight, is not known; give every "
+                "source a `weight`, or count the tokens once: `fmsdata index CORPUS --tokenizer TOKENIZER`"
+            )
     tokens = {name: float(max(1, reader.size().tokens)) for name, reader in readers.items()}
     if temperature is None:
         return tokens

@@ -106,7 +106,11 @@ class DocumentsConfig(Section):
     min_length: Whole = 1
     """Documents with fewer tokens (after `strip`) are skipped."""
     column: str | None = None
-    """The column of the shards that holds the tokens; by default `tokens`, or the only column."""
+    """The column of the shards that holds the tokens or the text; by default `tokens`, `text`, or the only column."""
+    tokenizer: Text | None = None
+    """Tokenizes sources of text: a tokenizer.json, a folder of one, `tiktoken:NAME`, or `bytes`.
+
+    Fixed for a run. Previews and traces of any source are decoded with it."""
 
 
 class PackConfig(Section):

@@ -121,6 +121,12 @@ class ShardReader(Stage):
         reader.max_epochs = max_epochs
         return reader
 
+    def without_short(self, strip: Collection[int], min_length: int) -> "ShardReader":
+        """The same source with these tokens stripped, and without documents that are then too short."""
+        reader = copy.copy(self)
+        reader.strip, reader.min_length = checked_strip(strip), whole("min_length", min_length)
+        return reader
+
     def holds_text(self) -> bool:
         return self.counts.text
 

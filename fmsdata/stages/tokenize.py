@@ -23,7 +23,7 @@ from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITI
 from fmsdata.core.stage import Size, Stage
 from fmsdata.core.state import State
 from fmsdata.core.tokens import Tokens
-from fmsdata.corpus.tokenizer import open_tokenizer
+from fmsdata.corpus.tokenizer import open_tokenizer, token_type
 from fmsdata.corpus.tokenizer_threads import THREADS
 from fmsdata.errors import ConfigError, DataError, FmsdataError, StageError
 from fmsdata.stages.shard_reader import ShardReader
@@ -32,6 +32,7 @@ from fmsdata.stages.strip import checked_strip, strip_ends
 BYTES_PER_TOKEN = 4  # of text, where nothing better is known
 PIECE_BYTES = 1 << 15  # of text that one thread encodes at once
 MOST_BYTES = 1 << 20
+PIECES_PER_WINDOW = 8
 PATIENCE = 2  # epochs without a single document before a source is given up
 
 
@@ -66,6 +67,16 @@ class Tokenize(Stage):
 
     def tokenizes(self) -> bool:
         return True
+
+    @property
+    def token_bytes(self) -> int:
+        """The bytes of a token in memory."""
+        return token_type(self._tokenizer.vocabulary).itemsize
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the size is counted, and not an estimate."""
+        return False
 
     def size(self) -> Size:
         """Documents and tokens of one epoch. The tokens are an estimate from the bytes of text."""
@@ -192,10 +203,10 @@ class _TokenizeIterator(StageIterator):
                 )
 
     def _piece_bytes(self) -> int:
-        """How much text to encode at once: enough for all threads, but no more than a window takes of the source."""
+        """How much text to encode at once: enough for all threads, but only a part of what a window takes of it."""
         most = min(PIECE_BYTES * THREADS.count, MOST_BYTES)
         window = self._lane.window_tokens * self._lane.pace.of_lane * BYTES_PER_TOKEN
-        return min(most, round(window)) if window else most
+        return min(most, round(window / PIECES_PER_WINDOW)) if window else most
 
     def _encoded(self, part: Chunk) -> tuple[Chunk, Ints]:
         """The documents of a part as tokens, and which of them were kept."""
