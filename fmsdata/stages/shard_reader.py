@@ -26,7 +26,7 @@ from fmsdata.errors import ConfigError, DataError, StateError
 from fmsdata.planning.blocks import cut_blocks
 from fmsdata.planning.lane_order import LaneOrder, PlannedBlock
 from fmsdata.prefetch.open_files import OpenFiles
-from fmsdata.stages.strip import strip_ends
+from fmsdata.stages.strip import checked_strip, strip_ends
 from fmsdata.storage.settings import Storage
 
 BLOCK_TOKENS = 1 << 18
@@ -77,9 +77,7 @@ class ShardReader(Stage):
         self.path = location.alone()  # without the listing, which the reader outlives
         self.name = name or self.path.name
         self.column = column
-        if isinstance(strip, str | bytes) or not isinstance(strip, Collection):
-            raise ConfigError(f"strip is {strip!r}; it must be a list of tokens")
-        self.strip = tuple(sorted({whole("a token to strip", token) for token in strip}))
+        self.strip = checked_strip(strip)
         self.min_length = whole("min_length", min_length)
         self.block_tokens = whole("block_tokens", block_tokens, least=1)
         self.max_epochs = _checked_epochs(max_epochs)
@@ -126,6 +124,12 @@ class ShardReader(Stage):
         """The same source with a different end."""
         reader = copy.copy(self)
         reader.max_epochs = max_epochs
+        return reader
+
+    def without_short(self, strip: Collection[int], min_length: int) -> "ShardReader":
+        """The same source with these tokens stripped, and without documents that are then too short."""
+        reader = copy.copy(self)
+        reader.strip, reader.min_length = checked_strip(strip), whole("min_length", min_length)
         return reader
 
     def holds_text(self) -> bool:
