@@ -100,7 +100,7 @@ def mixture_of(data: Rescalable) -> Mixture:
 def _source(reader: ShardReader, mixture: Mixture, lanes: int, taken: float, tokens: int) -> dict[str, Any]:
     source = mixture.sources[reader.name]
     size = source.size()
-    blocks = cut_blocks(reader.counts, lanes, reader.block_tokens).blocks
+    blocks = cut_blocks(reader.counts, lanes, reader.block_size).blocks
     return {
         "shards": len(reader.counts.shards),
         "documents": size.documents,
@@ -119,11 +119,11 @@ def _source(reader: ShardReader, mixture: Mixture, lanes: int, taken: float, tok
 
 def _drift(reader: ShardReader, lanes: int, world_size: int) -> dict[str, Any]:
     """How far lanes are apart at the end of an epoch, and the lanes that would keep it within the bound."""
-    far = drift(reader.counts, lanes, reader.block_tokens)
+    far = drift(reader.counts, lanes, reader.block_size)
     proposed = None
     if far > LARGEST_DRIFT:
         proposed = lanes_within(
-            reader.counts, reader.block_tokens, bound=LARGEST_DRIFT, below=lanes, world_size=world_size
+            reader.counts, reader.block_size, bound=LARGEST_DRIFT, below=lanes, world_size=world_size
         )
     return {"drift": far, "proposed_lanes": proposed}
 

@@ -26,12 +26,11 @@ from fmsdata.core.tokens import Tokens
 from fmsdata.corpus.tokenizer import open_tokenizer, token_type
 from fmsdata.corpus.tokenizer_threads import THREADS
 from fmsdata.errors import ConfigError, DataError, FmsdataError, StageError
-from fmsdata.stages.shard_reader import ShardReader
+from fmsdata.stages.shard_reader import TOKEN_BYTES, ShardReader
 from fmsdata.stages.strip import checked_strip, strip_ends
 
-BYTES_PER_TOKEN = 4  # of text, where nothing better is known
 PIECE_BYTES = 1 << 15  # of text that one thread encodes at once
-MOST_BYTES = 1 << 20
+MOST_BYTES, MOST_DOCUMENTS = 1 << 20, 1 << 13
 PIECES_PER_WINDOW = 8
 PATIENCE = 2  # epochs without a single document before a source is given up
 
@@ -81,10 +80,10 @@ class Tokenize(Stage):
     def size(self) -> Size:
         """Documents and tokens of one epoch. Without tokens in the index, they are estimated from the bytes of text."""
         size, counted = super().size(), self._counted()
-        return Size(size.documents, size.tokens // BYTES_PER_TOKEN if counted is None else counted)
+        return Size(size.documents, size.tokens // TOKEN_BYTES if counted is None else counted)
 
     def total_tokens(self) -> float:
-        return super().total_tokens() / BYTES_PER_TOKEN
+        return super().total_tokens() * self.size().tokens / max(1, self.below.size().tokens)
 
     def _counted(self) -> int | None:
         """The tokens of an epoch, if the index has those of this tokenizer."""
@@ -132,7 +131,7 @@ class _TokenizeIterator(StageIterator):
     def __init__(self, stage: Tokenize, lane: Lane, state: State | None) -> None:
         self._stage, self._lane = stage, lane
         # The stage below reads bytes, and the lane counts tokens.
-        pace = Pace(share=BYTES_PER_TOKEN, within=lane.pace)
+        pace = Pace(share=TOKEN_BYTES, within=lane.pace)
         self._below = stage.below.open(replace(lane, pace=pace), state)
         self._text: Chunk | None = None
         self._next = 0  # the first document of it that is not encoded
@@ -194,12 +193,12 @@ class _TokenizeIterator(StageIterator):
             part = text.slice(first, stop)
             documents, kept = self._encoded(part)
             self._next = stop
-            self._documents = min(2 * self._documents, 1 << 16)
+            self._documents = min(2 * self._documents, MOST_DOCUMENTS)
             if len(kept):
                 self._dropped = 0
                 states = [self._below.state(first + place) for place in kept.tolist()]
                 return _Piece(documents, [*states, self._below.state(stop)])
-            self._dropped += int(lengths.sum())
+            self._dropped += int(part.lengths().sum())
             if self._dropped > PATIENCE * max(1, self._stage.below.size().tokens):
                 raise DataError(
                     f"source {self._lane.source or self._stage.source_name()!r}: none of its documents has at least "
@@ -210,7 +209,7 @@ class _TokenizeIterator(StageIterator):
     def _piece_bytes(self) -> int:
         """How much text to encode at once: enough for all threads, but only a part of what a window takes of it."""
         most = min(PIECE_BYTES * THREADS.count, MOST_BYTES)
-        window = self._lane.window_tokens * self._lane.pace.of_lane * BYTES_PER_TOKEN
+        window = self._lane.window_tokens * self._lane.pace.of_lane * TOKEN_BYTES
         return min(most, round(window / PIECES_PER_WINDOW)) if window else most
 
     def _encoded(self, part: Chunk) -> tuple[Chunk, Ints]:

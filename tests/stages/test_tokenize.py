@@ -90,13 +90,8 @@ def stored(root: Path, suffix: str = "jsonl", sources: Sequence[str] = ("web", "
     return found
 
 
-class Texts(fmsdata.ShardReader):
-    def holds_text(self) -> bool:
-        return True
-
-
 def sources(root: Path, tokenizer: Any, **options: Any) -> dict[str, fmsdata.Stage]:
-    return {name: fmsdata.Tokenize(Texts(root / name), tokenizer, **options) for name in ("web", "wiki")}
+    return {name: fmsdata.Tokenize(fmsdata.ShardReader(root / name), tokenizer, **options) for name in ("web", "wiki")}
 
 
 def pipeline(
@@ -120,7 +115,7 @@ def maker(data: fmsdata.Rescalable, **options: Any) -> MakeLoader:
 
 def test_documents_keep_where_they_come_from(tmp_path: Path) -> None:
     write_corpus(tmp_path)
-    reader = Texts(tmp_path / "web")
+    reader = fmsdata.ShardReader(tmp_path / "web")
     below = list(islice(reader, 120))
     tokenized = list(islice(fmsdata.Tokenize(reader, Words()), 100))
     kept = [item for item in below if bytes(item.tokens.tolist()).split()]
@@ -134,7 +129,7 @@ def test_documents_keep_where_they_come_from(tmp_path: Path) -> None:
 def test_strip_and_min_length_count_tokens(tmp_path: Path) -> None:
     texts = ["x xx x", "x x x", "xx", "x xxx xx xxx x x x x x x x x x x x", ""]
     write_source(tmp_path, texts, shards=1)
-    stage = fmsdata.Tokenize(Texts(tmp_path), Words(), strip=[1], min_length=2)
+    stage = fmsdata.Tokenize(fmsdata.ShardReader(tmp_path), Words(), strip=[1], min_length=2)
     (item,) = islice(stage, 1)
     assert item.document == 3
     assert item.tokens.tolist() == [3, 2, 3]
@@ -143,16 +138,16 @@ def test_strip_and_min_length_count_tokens(tmp_path: Path) -> None:
 
 def test_a_stage_below_may_change_the_text(tmp_path: Path) -> None:
     write_source(tmp_path, ["a bb", "ccc"], shards=1)
-    upper = fmsdata.Map(Texts(tmp_path), lambda item: list(bytes(item.tokens.tolist()) + b" dddd"))
+    upper = fmsdata.Map(fmsdata.ShardReader(tmp_path), lambda item: list(bytes(item.tokens.tolist()) + b" dddd"))
     assert {tuple(item.tokens.tolist()) for item in islice(fmsdata.Tokenize(upper, Words()), 6)} == {(1, 2, 4), (3, 4)}
-    odd = fmsdata.Map(Texts(tmp_path), lambda _: [70_000])
+    odd = fmsdata.Map(fmsdata.ShardReader(tmp_path), lambda _: [70_000])
     with pytest.raises(DataError, match="its values are no bytes"):
         next(iter(fmsdata.Tokenize(odd, Words())))
 
 
 def test_the_stage_keeps_the_contract_of_all_stages(tmp_path: Path) -> None:
     write_corpus(tmp_path)
-    stage = fmsdata.Tokenize(Texts(tmp_path / "web"), Words(), strip=[3], min_length=2)
+    stage = fmsdata.Tokenize(fmsdata.ShardReader(tmp_path / "web"), Words(), strip=[3], min_length=2)
     testing.check_stage(stage)
     testing.check_stage(fmsdata.Map(fmsdata.Map(stage, lambda item: item), lambda item: item))
 
@@ -199,7 +194,7 @@ def test_the_mix_holds_in_tokens_from_the_first_batch_on(tmp_path: Path) -> None
 def test_a_source_may_end_after_max_epochs(tmp_path: Path) -> None:
     write_corpus(tmp_path)
     mixed = sources(tmp_path, Words())
-    mixed["wiki"] = fmsdata.Tokenize(Texts(tmp_path / "wiki", max_epochs=2), Words())
+    mixed["wiki"] = fmsdata.Tokenize(fmsdata.ShardReader(tmp_path / "wiki", max_epochs=2), Words())
     make = maker(pipeline(mixed, {"web": 1, "wiki": 1}))
     documents: Counter[Any] = Counter()
     with pytest.warns(fmsdata.FmsdataWarning, match="max_epochs times"):
@@ -247,7 +242,7 @@ def test_a_lane_tokenizes_ahead_of_its_windows_in_small_parts(tmp_path: Path) ->
     write_source(tmp_path / "web", some_texts(1, 3000, longest=60), "jsonl")
     tokenizer = Words()
     window, length = 64, 33
-    lines = fmsdata.Pack(fmsdata.Tokenize(Texts(tmp_path / "web"), tokenizer), seq_len=length)
+    lines = fmsdata.Pack(fmsdata.Tokenize(fmsdata.ShardReader(tmp_path / "web"), tokenizer), seq_len=length)
     data = fmsdata.Rescalable(fmsdata.Shuffle(lines, window=window), lanes=2, seed=3)
     loader = maker(data, prefetch=0)(0, 1)
     batches = iter(loader)
@@ -264,7 +259,7 @@ def test_a_lane_tokenizes_ahead_of_its_windows_in_small_parts(tmp_path: Path) ->
 
 def test_windows_over_text_start_small_and_keep_their_sizes_on_resume(tmp_path: Path) -> None:
     write_source(tmp_path / "web", some_texts(1, 4000, longest=60), "jsonl")
-    stage = fmsdata.Tokenize(Texts(tmp_path / "web"), "bytes")
+    stage = fmsdata.Tokenize(fmsdata.ShardReader(tmp_path / "web"), "bytes")
     lines = fmsdata.Shuffle(fmsdata.Pack(stage, seq_len=3000))
     data = fmsdata.Rescalable(lines, lanes=2, seed=3)
     shuffle: Any = data.lines
@@ -285,8 +280,8 @@ def test_windows_over_text_start_small_and_keep_their_sizes_on_resume(tmp_path: 
 
 def test_windows_of_all_lanes_are_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_source(tmp_path / "web", ["x" * 1000], shards=1)
-    reader = Texts(tmp_path / "web")
-    monkeypatch.setattr(Texts, "size", lambda _: Size(10**9, 10**13))
+    reader = fmsdata.ShardReader(tmp_path / "web")
+    monkeypatch.setattr(fmsdata.ShardReader, "size", lambda _: Size(10**9, 10**13))
     for lanes in (1, 24, 192, 4096):
         data = fmsdata.Rescalable(
             fmsdata.Shuffle(fmsdata.Pack(fmsdata.Tokenize(reader, "bytes"), seq_len=4097)), lanes=lanes
@@ -311,7 +306,7 @@ def test_text_tokenized_on_the_fly_is_read_as_shards_of_its_tokens_with_the_same
             fmsdata.write_shard(
                 tmp_path / "tokens" / name / shard.replace("jsonl", "arrow"), documents, dtype=np.uint32
             )
-        made = fmsdata.ShardReader(tmp_path / "tokens" / name)
+        made = fmsdata.ShardReader(tmp_path / "tokens" / name, block_tokens=reader.block_size)
         made.counts = replace(made.counts, tokens=reader.counts.tokens)
         prepared[name] = made
     text, token = (maker(pipeline(some))(0, 1) for some in (mixed, prepared))
@@ -333,7 +328,10 @@ def test_another_tokenizer_cannot_resume_a_run(tmp_path: Path) -> None:
         StateError, match=r"the tokenizer of source 'web' changed: bytes when it was saved, .*words now"
     ):
         maker(pipeline(sources(tmp_path, Words())))(0, 1).load_state_dict(state)
-    lines = [fmsdata.Pack(fmsdata.Tokenize(Texts(tmp_path / "web"), spec), seq_len=9) for spec in ("bytes", Words())]
+    lines = [
+        fmsdata.Pack(fmsdata.Tokenize(fmsdata.ShardReader(tmp_path / "web"), spec), seq_len=9)
+        for spec in ("bytes", Words())
+    ]
     alone = [maker(fmsdata.Rescalable(line, lanes=2))(0, 1) for line in lines]
     with pytest.raises(StateError, match="the tokenizer of source 'below' changed"):
         alone[1].load_state_dict(alone[0].state_dict())
@@ -348,8 +346,8 @@ def test_weights_sources_and_max_epochs_can_be_edited(tmp_path: Path) -> None:
 
     def data(weights: dict[str, float], max_epochs: float | None = None, window: int = 8) -> fmsdata.Rescalable:
         mixed = {
-            "web": fmsdata.Tokenize(Texts(tmp_path / "web"), Words()),
-            "wiki": fmsdata.Tokenize(Texts(tmp_path / "wiki", max_epochs=max_epochs), Words()),
+            "web": fmsdata.Tokenize(fmsdata.ShardReader(tmp_path / "web"), Words()),
+            "wiki": fmsdata.Tokenize(fmsdata.ShardReader(tmp_path / "wiki", max_epochs=max_epochs), Words()),
         }
 
         def find(name: str, _: State) -> fmsdata.Stage:
@@ -404,7 +402,10 @@ def test_documents_of_text_can_be_traced(tmp_path: Path) -> None:
 
 def test_text_without_tokenize_and_tokenize_over_tokens_are_refused_at_once(tmp_path: Path) -> None:
     write_corpus(tmp_path)
-    text, tokens = Texts(tmp_path / "web"), fmsdata.Tokenize(Texts(tmp_path / "web"), "bytes")
+    text, tokens = (
+        fmsdata.ShardReader(tmp_path / "web"),
+        fmsdata.Tokenize(fmsdata.ShardReader(tmp_path / "web"), "bytes"),
+    )
     ways: list[Any] = [
         lambda: fmsdata.Mixture({"web": text}, {"web": 1}),
         lambda: fmsdata.Mixture({"web": text, "wiki": tokens}, {"web": 1, "wiki": 1}),
@@ -459,7 +460,7 @@ def test_a_failing_tokenizer_is_an_error_that_names_the_document(tmp_path: Path,
     texts = ["good"] * 40
     texts[29] = "bad"
     write_source(tmp_path, texts, shards=1)
-    stage = fmsdata.Tokenize(Texts(tmp_path, name="web"), Broken(made))
+    stage = fmsdata.Tokenize(fmsdata.ShardReader(tmp_path, name="web"), Broken(made))
     with pytest.raises(
         StageError, match=rf"source 'web': the tokenizer failed at part-0\.jsonl, document 29 .*{message}"
     ):
@@ -472,7 +473,8 @@ def test_an_error_ahead_comes_only_after_what_was_tokenized_before_it(tmp_path: 
     write_source(tmp_path, texts, shards=1)
     counted = []
     for ahead in (False, True):
-        stage = fmsdata.Tokenize(Texts(tmp_path, name="web"), Broken(ValueError("no")))
+        tokenizer = Words()
+        stage = fmsdata.Tokenize(fmsdata.ShardReader(tmp_path, name="web"), tokenizer)
         lane = Lane(window_tokens=1000)
         iterator = stage.open(lane)
         documents = 0
@@ -483,7 +485,7 @@ def test_an_error_ahead_comes_only_after_what_was_tokenized_before_it(tmp_path: 
                 raise ValueError("no")
             return [[1]] * len(texts)
 
-        stage._tokenizer._tokenizer.encode_batch = bad_later
+        tokenizer.encode_batch = bad_later  # type: ignore[method-assign]
         with pytest.raises(StageError, match="ValueError: no"):
             while True:
                 if ahead:
@@ -500,19 +502,19 @@ def test_a_tokenizer_that_returns_too_few_texts_is_an_error(tmp_path: Path) -> N
 
     write_corpus(tmp_path)
     with pytest.raises(StageError, match="the ids of 0 texts, expected those of 1"):
-        next(iter(fmsdata.Tokenize(Texts(tmp_path / "web"), Short())))
+        next(iter(fmsdata.Tokenize(fmsdata.ShardReader(tmp_path / "web"), Short())))
 
 
 def test_a_source_of_which_nothing_is_left_is_an_error_and_not_a_hang(tmp_path: Path) -> None:
     write_source(tmp_path / "web", [" "] * 20)
     with pytest.raises(DataError, match="none of its documents has at least 1 tokens"):
-        next(iter(fmsdata.Tokenize(Texts(tmp_path / "web"), Words())))
+        next(iter(fmsdata.Tokenize(fmsdata.ShardReader(tmp_path / "web"), Words())))
     write_corpus(tmp_path)
     with pytest.raises(DataError, match="has at least 100000 tokens"):
-        next(iter(fmsdata.Tokenize(Texts(tmp_path / "web"), Words(), min_length=100_000)))
+        next(iter(fmsdata.Tokenize(fmsdata.ShardReader(tmp_path / "web"), Words(), min_length=100_000)))
 
 
 def test_a_long_document_works(tmp_path: Path) -> None:
     write_source(tmp_path, ["ab " * 1_000_000, "c"], shards=1)
-    lengths = {len(item) for item in islice(fmsdata.Tokenize(Texts(tmp_path), "bytes"), 2)}
+    lengths = {len(item) for item in islice(fmsdata.Tokenize(fmsdata.ShardReader(tmp_path), "bytes"), 2)}
     assert lengths == {3_000_000, 1}
