@@ -13,6 +13,7 @@ from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import Cursor, StageIterator
 from fmsdata.core.keys import key_of, keyed_order
 from fmsdata.core.lane import Lane
+from fmsdata.core.options import TOKENIZED_IN_WINDOWS
 from fmsdata.core.stage import Stage, endless, tokens_only
 from fmsdata.core.state import State, number, part
 from fmsdata.errors import ConfigError, StateError
@@ -20,9 +21,7 @@ from fmsdata.errors import ConfigError, StateError
 DISTANCE = 10_000  # items between two neighbours
 WINDOW_PER_DISTANCE = 3  # in a random order of n items, two of them are n / 3 apart on average
 EPOCH_PER_WINDOW = 8  # a window holds at most this part of a lane's epoch
-# Windows over text hold tokens in memory. An automatic window is at most as large as these numbers of
-# tokens, over all lanes; as many again are tokenized for the next windows.
-TOKENIZED, FIRST_TOKENIZED = 1 << 25, 1 << 18
+FIRST_TOKENIZED = 1 << 18  # tokens in the first windows of all lanes, over text
 GROWTH = 4  # each window is larger than the one before by a part of it, until it has its full size
 
 
@@ -82,7 +81,7 @@ class Shuffle(Stage):
         if not self.below.tokenizes():
             return window, self.first_window
         tokens = lanes * max(1, -(-self.below.window_tokens() // self.below.window_items()))  # of an item, in all lanes
-        window = max(1, min(window, TOKENIZED // tokens))
+        window = max(1, min(window, TOKENIZED_IN_WINDOWS // tokens))
         return window, self.first_window if self._own_first else max(1, min(window, FIRST_TOKENIZED // tokens))
 
     def sizes(self) -> list[int]:
