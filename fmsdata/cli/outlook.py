@@ -282,6 +282,11 @@ def _doubled_sources(readers: Mapping[str, ShardReader]) -> Iterator[str]:
     """Sources whose folders are copies of one another, or inside one another."""
     for first, second in combinations(readers, 2):
         one, two = readers[first], readers[second]
+        if one.files is not None or two.files is not None:
+            shared = sorted(_files(one) & _files(two))
+            if shared:
+                yield f"sources {first!r} and {second!r} both read {len(shared):,} files, such as {shared[0]}"
+            continue
         if one.path.url == two.path.url:
             continue
         if one.counts.digest == two.counts.digest and counts_tell_apart(one.counts):
@@ -292,3 +297,8 @@ def _doubled_sources(readers: Mapping[str, ShardReader]) -> Iterator[str]:
                     f"{inner.path} is a folder inside another source, {outer.path}: "
                     "both read its documents; name the folders beside it instead"
                 )
+
+
+def _files(reader: ShardReader) -> set[str]:
+    folder = reader.path.absolute()
+    return {f"{folder}/{shard}" for shard in reader.counts.shards}

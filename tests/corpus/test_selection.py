@@ -9,6 +9,7 @@ import pytest
 
 import fmsdata
 from fmsdata import testing
+from fmsdata.cli.outlook import outlook
 from fmsdata.config.build import build_data
 from fmsdata.config.read import read_config
 from fmsdata.corpus.index import write_index
@@ -105,6 +106,22 @@ def test_a_split_of_one_folder_is_two_sources_that_share_no_document(web: Path, 
     train, validation = (mixture.sources[name].counts for name in ("train", "validation"))
     assert train.digest != validation.digest
     assert not set(train.shards) & set(validation.shards)
+
+
+def test_sources_that_share_files_are_warned_about(web: Path, tmp_path: Path) -> None:
+    def warnings(**sources: Any) -> str:
+        settings = {name: {"weight": 1, "path": "web", "files": files} for name, files in sources.items()}
+        config = read_config({**CONFIG, "path": str(tmp_path)}, {"sources": settings, "lanes": 2})
+        return "\n".join(outlook(config, build_data(config), None, 1)["warnings"])
+
+    shared = warnings(one="part-[12].arrow", two="part-[23].arrow")
+    assert f"'one' and 'two' both read 1 files, such as {web}/part-2.arrow" in shared
+    assert "both read" not in warnings(one="part-[12].arrow", two="part-[03].arrow")
+
+
+def test_a_pattern_in_the_path_of_a_source_says_where_it_belongs(web: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sources\.web\.path: 'web/\*\.arrow' is a pattern; .* use `files`"):
+        maker(tmp_path, sources={"web": {"weight": 1, "path": "web/*.arrow"}})
 
 
 def test_other_files_cannot_resume_a_run_but_another_way_to_name_them_can(web: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The index of text: made once, kept beside the corpus or in a cache folder, checked whenever it is used."""
 
+import gzip
 import json
 import logging
 import multiprocessing
@@ -31,6 +32,7 @@ from fmsdata.corpus.tokenizer import open_tokenizer
 from fmsdata.errors import ConfigError, CountsError, DataError
 from fmsdata.formats import line_index
 from fmsdata.formats.compression import Frames
+from fmsdata.prefetch.open_files import OpenFiles
 from fmsdata.prepare import write_shard
 from fmsdata.storage.settings import CacheSettings, Storage
 from tests.fuzz.mutations import damage_bytes
@@ -437,6 +439,44 @@ def test_a_text_file_that_changes_during_a_run_is_an_error(tmp_path: Path, suffi
     (web / f"part-0.{suffix}").write_bytes(encode(some_texts(299), suffix, frame=400))
     with pytest.raises(DataError, match=f"part-0.{suffix}: the file .* during the run"):
         list(islice(items_read, 2000))
+
+
+def test_a_copy_that_was_killed_leaves_nothing_behind(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_copy, "MOST_LINES", 2000)
+    web = write_source(tmp_path / "web", some_texts(300), "jsonl.gz", shards=1)
+    fmsdata.ShardReader(web)
+    (copy,) = cache.glob("*.parquet")
+    left = cache / f".{copy.name}.0123abcd.unfinished"
+    copy.rename(left)  # as if the process had ended before the end
+    assert read_all(fmsdata.ShardReader(web)) == counted(some_texts(300))
+    assert not left.exists()
+    assert copy.exists()
+
+
+def test_a_bad_line_stops_a_copy_with_its_place(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_copy, "MOST_LINES", 10)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n{"text": 5}\n'))
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz: line 2: the field 'text' is a number"):
+        fmsdata.ShardReader(tmp_path)
+    assert not list(cache.glob("*.parquet"))
+    assert not list(cache.glob(".*"))
+
+
+def test_decoded_text_stays_within_the_budget_on_many_lanes(tmp_path: Path) -> None:
+    texts: list[str | None] = [f"{i} " + "x" * 400 for i in range(4000)]
+    web = write_source(tmp_path / "web", texts, "jsonl.zst", frame=1 << 15)
+    budget = 1 << 18
+    reader = fmsdata.ShardReader(web, storage=Storage(prefetch_bytes=budget)).with_max_epochs(1)
+    host = OpenFiles(1.0)
+    lanes = [reader.open(Lane(index=i, count=32, seed=1, host=host)) for i in range(32)]
+    held = [lane.read() for _ in range(6) for lane in lanes]  # all lanes hold chunks
+    total = sum(len(item.tokens) for chunk in held for item in chunk)
+    decoded = host.decoded(reader.path.storage)
+    assert total > budget
+    assert decoded._batch_bytes <= budget / 2 + (1 << 17)
+    assert decoded._copy_bytes <= budget / 2 + max(int(chunk.lengths().sum()) for chunk in held)
 
 
 # Folders that can't be read as they are.
