@@ -15,6 +15,7 @@ from fmsdata.config.sections import Config, DocumentsConfig, PhaseConfig, Source
 from fmsdata.core.checks import suggestion
 from fmsdata.core.stage import Stage
 from fmsdata.corpus.listing import all_shards, arrow_first, find_shards, is_leftover
+from fmsdata.corpus.selection import has_patterns
 from fmsdata.errors import ConfigError, DataError
 from fmsdata.formats import SUFFIXES, format_of
 from fmsdata.loader.loader import StatefulDataLoader
@@ -192,6 +193,11 @@ def _source_paths(root: Location, sources: Mapping[str, SourceConfig] | None) ->
         raise DataError(f"{root}: {root.why_no_folder()}; check `path`")
     if sources is None:
         return _folders_with_shards(root)
+    for name, source in sources.items():
+        if source.path is not None and has_patterns([source.path]) and not (root / source.path).exists():
+            raise ConfigError(
+                f"sources.{name}.path: {source.path!r} is a pattern; name the folder, and use `files` for it"
+            )
     root = root.listed(*(source.path or name for name, source in sources.items()))
     paths = {name: root / (source.path or name) for name, source in sources.items()}
     for name, path in paths.items():
