@@ -108,6 +108,13 @@ def index_corpus(
     return _indexed(target, counts, notes, written=written)
 
 
+def write_counts(root: Location, counts: Mapping[str, Count]) -> Location:
+    """Write the counts of a corpus that was just made, as `index_corpus` would."""
+    file = root / "meta" / OWN
+    file.write_bytes(_table(counts))
+    return file
+
+
 def _indexed(file: Location, counts: Mapping[str, Count], notes: list[str], *, written: bool) -> Indexed:
     documents, tokens = (sum(count[i] for count in counts.values()) for i in (0, 1))
     return Indexed(file.alone(), written, len(counts), documents, tokens, notes)

@@ -15,7 +15,7 @@ from fmsdata.errors import DataError
 from fmsdata.formats import SUFFIXES
 from fmsdata.planning.counts import Counts
 from fmsdata.storage.clients.base import Entry
-from fmsdata.storage.local import FileId, list_files, list_ids
+from fmsdata.storage.local import FileId, file_entry, list_files, list_ids
 from fmsdata.storage.location import Location
 
 # Hugging Face datasets writes the results of map, filter and shuffle beside the data, as `cache-*.arrow`.
@@ -68,6 +68,20 @@ def list_shards(folder: Location) -> ShardList:
         raise DataError(f"{folder}: {folder.why_no_folder()}; check `path` of the source")
     only = f" ({note_of_skipped(found.skipped)})" if found.skipped else ""
     raise DataError(f"{folder}: no shards; a source is a folder with files ending in {', '.join(SUFFIXES)}{only}")
+
+
+def shard_entries(folder: Location) -> list[Entry]:
+    """The shards below a folder, at least one, with their sizes and versions."""
+    found = list_shards(folder)
+    if folder.local is None:
+        return list(found.entries)
+    entries = []
+    for name in found.names:
+        try:
+            entries.append(file_entry(folder.local, name))
+        except OSError as error:
+            raise DataError(f"{folder / name}: cannot be read: {error.strerror}") from None
+    return entries
 
 
 def note_of_skipped(skipped: Sequence[str]) -> str:
