@@ -23,7 +23,7 @@ def verify(
         int | None, typer.Option(min=1, help="The number of token ids, instead of a tokenizer.")
     ] = None,
     duplicates: Annotated[
-        bool, typer.Option("--duplicates", help="Look for documents that are exactly equal.")
+        bool, typer.Option("--duplicates", help="Look for documents that are equal.")
     ] = False,
     column: Annotated[str | None, typer.Option(help="The column that holds the tokens or the text.")] = None,
     storage_options: StorageOptions = None,

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +21,9 @@ def document_hashes(tokens: Tokens, ends: Ints) -> npt.NDArray[np.void]:
     (True, False)
     """
     width = tokens.dtype.itemsize
-    data = memoryview(np.ascontiguousarray(tokens)).cast("B")
-    places = (ends * width).tolist()
-    digests = [
-        hashlib.blake2b(data[start:stop], digest_size=16).digest()
-        for start, stop in zip(places[:-1], places[1:], strict=True)
-    ]
+    data = memoryview(tokens.tobytes())
+    places = pairwise((ends * width).tolist())
+    digests = [hashlib.blake2b(data[start:stop], digest_size=16).digest() for start, stop in places]
     return np.frombuffer(b"".join(digests), HASH)
 
 
