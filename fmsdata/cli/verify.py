@@ -22,9 +22,7 @@ def verify(
     vocabulary: Annotated[
         int | None, typer.Option(min=1, help="The number of token ids, instead of a tokenizer.")
     ] = None,
-    duplicates: Annotated[
-        bool, typer.Option("--duplicates", help="Look for documents that are equal.")
-    ] = False,
+    duplicates: Annotated[bool, typer.Option("--duplicates", help="Look for documents that are equal.")] = False,
     column: Annotated[str | None, typer.Option(help="The column that holds the tokens or the text.")] = None,
     storage_options: StorageOptions = None,
     as_json: AsJson = False,

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fmsdata.config.read import read_config
 from fmsdata.config.sections import Config, DocumentsConfig, PhaseConfig, SourceConfig
 from fmsdata.core.checks import suggestion
-from fmsdata.corpus.listing import find_shards, is_leftover
+from fmsdata.corpus.listing import VALIDATION, find_shards, held_out, is_leftover
 from fmsdata.errors import DataError
 from fmsdata.formats import SUFFIXES
 from fmsdata.loader.loader import StatefulDataLoader
@@ -194,6 +194,8 @@ def _folders_with_shards(root: Location) -> dict[str, Location]:
         ]
         root = root.listed(*folders)
         found = [name for name in folders if find_shards(root / name).names]
+    if VALIDATION in found:  # what `fmsdata prepare` held out is no source, unless it is named
+        found = [name for name in found if name not in held_out(root)]
     if found and loose:
         raise DataError(f"{root}: {loose[0]} is in no source; move it into a folder, or name the `sources`")
     if not found:

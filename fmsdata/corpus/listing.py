@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from fmsdata.errors import DataError
+from fmsdata.errors import DataError, DeniedError, MissingError
 from fmsdata.formats import SUFFIXES
 from fmsdata.planning.counts import Counts
 from fmsdata.storage.clients.base import Entry
@@ -26,6 +26,8 @@ COPIED = re.compile(
     r"|copy[ _-]of[ _-](?P<of_>.+)",
     re.IGNORECASE,
 )
+VALIDATION = "validation"  # the folder with the documents that `fmsdata prepare` held out
+MANIFEST = "fmsdata-prepare.json"  # in `meta` of a corpus that `fmsdata prepare` wrote
 ENOUGH_DOCUMENTS = 100  # so that two shards don't have the same counts by chance
 MOST_CHECKED = 100
 
@@ -82,6 +84,15 @@ def shard_entries(folder: Location) -> list[Entry]:
         except OSError as error:
             raise DataError(f"{folder / name}: cannot be read: {error.strerror}") from None
     return entries
+
+
+def held_out(root: Location) -> set[str]:
+    """The folders of a corpus that are no sources: the documents that `fmsdata prepare` held out."""
+    try:
+        files = (root / "meta").level().files
+    except (DeniedError, MissingError):
+        return set()
+    return {VALIDATION} if any(entry.name == MANIFEST for entry in files) else set()
 
 
 def note_of_skipped(skipped: Sequence[str]) -> str:

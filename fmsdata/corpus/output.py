@@ -25,11 +25,11 @@ def _real(place: Location) -> str:
     return place.url if place.local is None else os.path.realpath(place.local)
 
 
-def require_empty(output: Location) -> None:
-    """Raise if there is anything in the folder."""
+def require_empty(output: Location, but: str = "") -> None:
+    """Raise if there is anything in the folder, except for one folder."""
     if output.local is not None and output.local.exists() and not output.local.is_dir():
         raise ConfigError(f"{output} is a file; write to a new or empty folder")
     found = output.alone().level()
-    if found.files or found.folders:
-        example = (found.folders or [entry.name for entry in found.files])[0]
-        raise ConfigError(f"{output} is not empty (there is {example}); write to a new or empty folder, or remove it")
+    there = [name for name in [*found.folders, *(entry.name for entry in found.files)] if name != but]
+    if there:
+        raise ConfigError(f"{output} is not empty (there is {there[0]}); write to a new or empty folder, or remove it")

@@ -43,9 +43,7 @@ class Scanned(NamedTuple):
     bad: Sequence[tuple[int, str]] = ()  # documents that could not be read, and why; they are empty here
 
 
-def scan_file(
-    file: Location, entry: Entry, column: str | None = None, *, skip_bad: bool = False
-) -> Iterator[Scanned]:
+def scan_file(file: Location, entry: Entry, column: str | None = None, *, skip_bad: bool = False) -> Iterator[Scanned]:
     """All documents of a file, as its listing showed it.
 
     With `skip_bad`, a line that can't be read is an empty document and listed in `bad`. Else it is an

@@ -98,7 +98,9 @@ class Settings:
 
 
 def _shown(value: object) -> str:
-    return {True: "on", False: "off", None: "not set"}.get(value, str(value)) if value in (True, False, None) else str(value)  # type: ignore[call-overload]
+    if value is None:
+        return "not set"
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
 class Unit(NamedTuple):

@@ -6,13 +6,14 @@ keyed order already), and permutes what it took. Without, the shards of a file h
 order.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fmsdata.core.keys import Ints, key_of, keyed_order, offsets
 from fmsdata.core.tokens import Tokens
+from fmsdata.corpus.listing import VALIDATION
 from fmsdata.corpus.prepare.removal import read_dropped
 from fmsdata.corpus.prepare.settings import Settings, Unit
 from fmsdata.corpus.prepare.units import Piece, UnitRecord
@@ -20,7 +21,6 @@ from fmsdata.corpus.prepare.work_folder import SHARDS, WorkFolder
 from fmsdata.corpus.shard_writer import writing_shard
 from fmsdata.storage.location import Location
 
-VALIDATION = "validation"  # the folder of the documents that are held out
 WRITTEN = 1 << 14  # documents that are put in order at once
 
 
@@ -38,6 +38,7 @@ class ShardPlan(NamedTuple):
     """A shard to write."""
 
     number: int
+    source: str
     path: str  # relative to the output
     held: bool  # for validation
     key: int | None  # of the order of its documents; None: as they are
@@ -52,10 +53,10 @@ def plan_shards(settings: Settings, units: Sequence[Unit], records: Mapping[int,
     """All shards of the corpus. Depends on the settings and on what the files hold, and nothing else."""
     plans: list[ShardPlan] = []
     for held in (False, True) if settings.validation else (False,):
-        series = _shuffled(settings, units, records, held) if settings.shuffle else _in_order(settings, units, records, held)
-        for path, key, runs, tokens in series:
+        series = (_shuffled if settings.shuffle else _in_order)(settings, units, records, held)
+        for source, path, key, runs, tokens in series:
             folder = f"{VALIDATION}/" if held else ""
-            plans.append(ShardPlan(len(plans), f"{folder}{path}", held, key, tuple(runs), tokens))
+            plans.append(ShardPlan(len(plans), source, f"{folder}{path}", held, key, tuple(runs), tokens))
     return plans
 
 
@@ -69,7 +70,7 @@ def _documents(piece: Piece, held: bool) -> int:
 
 def _shuffled(
     settings: Settings, units: Sequence[Unit], records: Mapping[int, UnitRecord], held: bool
-) -> Iterator[tuple[str, int | None, list[Run], int]]:
+) -> Iterator[tuple[str, str, int | None, list[Run], int]]:
     for source in sorted({unit.file.source for unit in units}):
         pieces = []
         for unit in units:
@@ -90,13 +91,14 @@ def _shuffled(
                     for _, _, unit, number, piece in inside
                     if (size := _tokens(piece, held))
                 ]
-                yield f"{source}/part-{shard:05}.arrow", key_of(settings.seed, source, held, shard), runs, total // count
+                key = key_of(settings.seed, source, held, shard)
+                yield source, f"{source}/part-{shard:05}.arrow", key, runs, total // count
                 shard += 1
 
 
 def _in_order(
     settings: Settings, units: Sequence[Unit], records: Mapping[int, UnitRecord], held: bool
-) -> Iterator[tuple[str, int | None, list[Run], int]]:
+) -> Iterator[tuple[str, str, int | None, list[Run], int]]:
     files: dict[str, list[Unit]] = {}
     for unit in units:
         files.setdefault(unit.file.path, []).append(unit)
@@ -116,14 +118,14 @@ def _in_order(
         for i in range(count):
             runs, before = [], 0
             low, high = i * most, (i + 1) * most if i < count - 1 else total + 1
-            for unit, number, piece in pieces:
+            for name, number, piece in pieces:
                 size = _tokens(piece, held)
                 start, stop = max(0, low - before), high - before
                 if stop > 0 and start <= size:  # empty documents may begin where the piece ends
-                    runs.append(Run(unit, number, piece, start, stop))
+                    runs.append(Run(name, number, piece, start, stop))
                 before += size
             part = f"-{i:05}" if settings.shard_tokens else ""
-            yield f"{file.source}/{file.inner}{part}.arrow", None, runs, min(most, total)
+            yield file.source, f"{file.source}/{file.inner}{part}.arrow", None, runs, min(most, total)
 
 
 def write_planned(output: Location, work: WorkFolder, settings: Settings, plan: ShardPlan) -> dict[str, Any]:
@@ -131,16 +133,14 @@ def write_planned(output: Location, work: WorkFolder, settings: Settings, plan: 
     dtype = np.dtype(settings.dtype)
     parts = (_read(work, settings, run, plan.held, dtype) for run in plan.runs)
     counts = {"documents": 0, "tokens": 0}
-    if plan.key is None:
-        documents = (part for part in parts if len(part[1]) > 1)
-        first = next(documents, None)
-    else:
-        loaded = list(parts)
+    documents = (part for part in parts if len(part[1]) > 1)
+    if plan.key is not None:
+        loaded = list(documents)
         tokens = np.concatenate([part for part, _ in loaded]) if loaded else np.empty(0, dtype)
         ends = offsets(np.concatenate([np.diff(ends) for _, ends in loaded])) if loaded else np.zeros(1, np.int64)
         del loaded
         documents = _permuted(tokens, ends, keyed_order(len(ends) - 1, plan.key))
-        first = next(documents, None)
+    first = next(documents, None)
     if first is not None:
         with writing_shard(output / plan.path, dtype=dtype) as writer:
             writer.write(*first)
@@ -151,7 +151,7 @@ def write_planned(output: Location, work: WorkFolder, settings: Settings, plan: 
     return counts
 
 
-def _permuted(tokens: Tokens, ends: Ints, order: Ints) -> Iterator[tuple[Tokens, Ints]]:
+def _permuted(tokens: Tokens, ends: Ints, order: Ints) -> Generator[tuple[Tokens, Ints], None, None]:
     starts, stops = ends[:-1], ends[1:]
     for first in range(0, len(order), WRITTEN):
         some = order[first : first + WRITTEN]
@@ -160,9 +160,7 @@ def _permuted(tokens: Tokens, ends: Ints, order: Ints) -> Iterator[tuple[Tokens,
         yield joined, offsets(stops[some] - starts[some])
 
 
-def _read(
-    work: WorkFolder, settings: Settings, run: Run, held: bool, dtype: np.dtype[Any]
-) -> tuple[Tokens, Ints]:
+def _read(work: WorkFolder, settings: Settings, run: Run, held: bool, dtype: np.dtype[Any]) -> tuple[Tokens, Ints]:
     """The documents of a run, without those that are dropped."""
     before = run.holds.documents if held else 0
     count = run.holds.held_documents if held else run.holds.documents
@@ -172,8 +170,8 @@ def _read(
     first, stop = np.searchsorted(ends[:-1], [run.start, run.stop]).tolist()
     base = run.holds.tokens if held else 0
     low, high = int(ends[first]), int(ends[stop])
-    place = [(base + token) * dtype.itemsize for token in (low, high)]
-    tokens = np.frombuffer(work.unit_file(run.unit, run.piece, "tokens").read_range(*place), dtype)
+    start, end = ((base + token) * dtype.itemsize for token in (low, high))
+    tokens = np.frombuffer(work.unit_file(run.unit, run.piece, "tokens").read_range(start, end), dtype)
     ends = ends[first : stop + 1] - low
     if settings.deduplicate:
         kept = np.ones(stop - first, np.bool_)

@@ -141,7 +141,8 @@ class _Pieces:
         if not self._parts:
             return
         settings, unit, number = self._settings, self._unit, len(self._record.pieces)
-        tokens, length, rows = (np.concatenate(part) for part in (self._parts, self._lengths, self._rows))
+        tokens = np.concatenate(self._parts)
+        length, rows = np.concatenate(self._lengths), np.concatenate(self._rows)
         hashes = np.concatenate(self._hashes) if self._hashing else np.empty(0, HASH)
         self._clear()
         ends = offsets(length)
