@@ -12,6 +12,7 @@ from fmsdata.storage.clients.base import Entry
 from fmsdata.storage.local import file_entry
 from fmsdata.storage.location import Location
 
+TEXTS = tuple(suffix for suffix in SUFFIXES if suffix != ".arrow")
 SHOWN = 5  # kinds of files in a message
 
 
@@ -37,7 +38,7 @@ def find_inputs(source: Location) -> tuple[Location, list[InputFile], list[str]]
     _require_sources(source, files)
     notes = []
     if others:
-        notes.append(f"left out {len(others):,} files that are no {', '.join(SUFFIXES)}, such as {others[0]}")
+        notes.append(f"left out {len(others):,} files that end in none of {', '.join(TEXTS)}, such as {others[0]}")
     if len(texts) + len(others) < len(entries):
         notes.append("left out files that another program left behind, such as caches")
     return source, sorted(files, key=lambda file: (file.source, file.inner)), notes
@@ -82,7 +83,7 @@ def _found(others: Sequence[str]) -> str:
         return "the folder is empty"
     kinds = Counter(f".{name.rpartition('.')[2]}" if "." in name.rpartition("/")[2] else "no ending" for name in others)
     found = ", ".join(f"{count:,} with {kind}" for kind, count in kinds.most_common(SHOWN))
-    return f"its files must end in one of {', '.join(SUFFIXES)}; there are {len(others):,} others: {found}"
+    return f"its files must end in one of {', '.join(TEXTS)}; there are {len(others):,} others: {found}"
 
 
 def plan_units(settings: Settings) -> list[Unit]:

@@ -249,6 +249,7 @@ class _Run:
             raise DataError(
                 f"{self._job.source}: all {done.empty + done.bad:,} documents are empty or bad; nothing to write"
             )
+        self._work.remove_unfinished(output)
         write_counts(output, train)
         if held:
             write_counts(output / VALIDATION, held)

@@ -54,6 +54,12 @@ class WorkFolder:
     def done(self, kind: str, name: str, record: dict[str, Any]) -> None:
         (self.folder / kind / f"{name}.json").write_bytes(json.dumps(record).encode())
 
+    def remove_unfinished(self, output: Location) -> None:
+        """Remove what a run that was killed left of shards that it was writing."""
+        if output.local is not None:
+            for path in sorted(output.local.rglob(".*.arrow.*.unfinished")):
+                path.unlink(missing_ok=True)
+
     def remove(self) -> None:
         for kind in (UNITS, SHARDS):
             (self.folder / kind).remove_folder(first="")
