@@ -57,23 +57,20 @@ def verify(
 
 
 def _print(report: "VerifyReport") -> None:
-    from fmsdata.cli.common import console, counted
+    from fmsdata.cli.common import counted
 
-    out = console()
     for source in report.sources:
         what = "byte" if source.kind == "text" else "token"
         ids = f", ids {source.smallest:,} to {source.largest:,}" if source.smallest is not None else ""
         kinds = f" ({', '.join(source.dtypes)})" if source.dtypes else ""
-        out.print(
+        print(
             f"{source.name}: {counted(source.shards, 'shard')}, {counted(source.documents, 'document')} "
-            f"({source.empty:,} empty, the longest {source.longest:,}), {counted(source.tokens, what)}{kinds}{ids}",
-            markup=False,
+            f"({source.empty:,} empty, the longest {source.longest:,}), {counted(source.tokens, what)}{kinds}{ids}"
         )
     for note in report.notes:
-        out.print(f"note: {note}", markup=False)
+        print(f"note: {note}")
     for problem in report.problems:
-        out.print(f"wrong: {problem}", style="red", markup=False)
+        print(f"wrong: {problem}")
     if report.duplicates is not None:
-        out.print(f"{counted(report.duplicates, 'document')} of them duplicates", markup=False)
-    if not report.problems:
-        out.print("Nothing is wrong.", style="bold green")
+        print(f"duplicates: {report.duplicates:,}")
+    print(f"{counted(len(report.problems), 'problem')} found" if report.problems else "nothing is wrong", flush=True)

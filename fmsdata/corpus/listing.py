@@ -27,6 +27,7 @@ COPIED = re.compile(
     re.IGNORECASE,
 )
 VALIDATION = "validation"  # the folder with the documents that `fmsdata prepare` held out
+UNFINISHED = ".fmsdata-prepare"  # the folder with its work in progress
 MANIFEST = "fmsdata-prepare.json"  # in `meta` of a corpus that `fmsdata prepare` wrote
 ENOUGH_DOCUMENTS = 100  # so that two shards don't have the same counts by chance
 MOST_CHECKED = 100

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from fmsdata.core.fork_gate import ForkGate
-from fmsdata.corpus.prepare.work_folder import FOLDER, read_if_there
+from fmsdata.corpus.listing import UNFINISHED
+from fmsdata.corpus.prepare.work_folder import read_if_there
 from fmsdata.errors import ConfigError, DataError
 from fmsdata.storage.location import Location
 
@@ -31,10 +32,10 @@ log = logging.getLogger("fmsdata")
 def only_run(output: Location) -> Iterator[None]:
     """Raise if another run writes to the folder."""
     if output.local is None:
-        with _Heart(output / FOLDER, output):
+        with _Heart(output / UNFINISHED, output):
             yield
         return
-    folder = output.local / FOLDER
+    folder = output.local / UNFINISHED
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

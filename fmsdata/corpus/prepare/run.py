@@ -23,7 +23,7 @@ import cloudpickle
 from fmsdata.core.checks import flag, rate, whole
 from fmsdata.corpus.counts_csv import Count
 from fmsdata.corpus.index import write_counts
-from fmsdata.corpus.listing import MANIFEST, VALIDATION
+from fmsdata.corpus.listing import MANIFEST, UNFINISHED, VALIDATION
 from fmsdata.corpus.output import require_apart, require_empty
 from fmsdata.corpus.prepare.engines import Engine, EngineName, open_engine
 from fmsdata.corpus.prepare.inputs import find_inputs, plan_units
@@ -33,7 +33,7 @@ from fmsdata.corpus.prepare.settings import PIECE_TOKENS, SHARD_TOKENS, UNIT_BYT
 from fmsdata.corpus.prepare.shards import ShardPlan, plan_shards
 from fmsdata.corpus.prepare.tasks import Job
 from fmsdata.corpus.prepare.units import UnitRecord
-from fmsdata.corpus.prepare.work_folder import FOLDER, SHARDS, UNITS, WorkFolder, read_if_there
+from fmsdata.corpus.prepare.work_folder import SHARDS, UNITS, WorkFolder, read_if_there
 from fmsdata.corpus.progress import showing_progress
 from fmsdata.corpus.tokenizer import open_tokenizer, token_type
 from fmsdata.errors import ConfigError, DataError
@@ -163,7 +163,7 @@ class _Run:
             self._settings.require_same(before, str(self._job.output))
             self._done.continued = True
         else:
-            require_empty(self._job.output, but=FOLDER)
+            require_empty(self._job.output, but=UNFINISHED)
         self._work.begin(self._settings)
         records = self._tokenize()
         if self._settings.deduplicate:

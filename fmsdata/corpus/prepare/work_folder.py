@@ -8,11 +8,11 @@ work that is done twice, after a kill or on two nodes, does no harm.
 import json
 from typing import Any
 
+from fmsdata.corpus.listing import UNFINISHED
 from fmsdata.corpus.prepare.settings import Settings, Unit
 from fmsdata.errors import DataError, MissingError
 from fmsdata.storage.location import Location
 
-FOLDER = ".fmsdata-prepare"
 SETTINGS = "settings.json"
 UNITS, SHARDS = "units", "shards"
 
@@ -21,7 +21,7 @@ class WorkFolder:
     """Names and records in the folder."""
 
     def __init__(self, output: Location) -> None:
-        self.folder = output / FOLDER
+        self.folder = output / UNFINISHED
 
     def settings(self) -> Settings | None:
         """The settings of the work that was begun here, if any."""

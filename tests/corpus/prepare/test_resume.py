@@ -170,8 +170,6 @@ def test_a_run_that_had_finished_writes_nothing(source: Path, tmp_path: Path) ->
 def test_a_full_disk_is_an_error_and_a_second_run_continues(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import fmsdata.storage.atomic as atomic
-
     written = 0
     fsync = os.fsync
 
@@ -182,7 +180,7 @@ def test_a_full_disk_is_an_error_and_a_second_run_continues(
             raise OSError(28, "No space left on device")
         fsync(fd)
 
-    monkeypatch.setattr(atomic.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(Exception, match="No space left on device"):
         prepare_corpus(source, tmp_path / "out", Slow(0), processes=1, **SMALL)
     prepare_corpus(source, tmp_path / "out", Slow(0), processes=1, **SMALL)
