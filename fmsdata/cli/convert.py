@@ -8,8 +8,12 @@ from fmsdata.cli.common import AsJson, OutputOptions, StorageOptions, parse_stor
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="The folder with the token shards, or its URL.", show_default=False)],
-    output: Annotated[str, typer.Argument(help="A new or empty folder, or its URL.", show_default=False)],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="The folder with the token shards, or its URL.", show_default=False)
+    ],
+    output: Annotated[
+        str, typer.Argument(metavar="OUTPUT", help="A new or empty folder, or its URL.", show_default=False)
+    ],
     layout: Annotated[
         str, typer.Option(help="list: many documents in a record batch; batch: one, as fms-fsdp writes it.")
     ] = "list",

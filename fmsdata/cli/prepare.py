@@ -16,9 +16,16 @@ SHOWN = 10  # skipped documents in the summary
 
 def prepare(
     source: Annotated[
-        str, typer.Argument(help="The folder with the text, whose folders are sources; or its URL.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="The folder with the text, whose folders are sources; or its URL.",
+            show_default=False,
+        ),
     ],
-    output: Annotated[str, typer.Argument(help="A new or empty folder, or its URL.", show_default=False)],
+    output: Annotated[
+        str, typer.Argument(metavar="OUTPUT", help="A new or empty folder, or its URL.", show_default=False)
+    ],
     tokenizer: Annotated[
         str,
         typer.Option(

@@ -4,9 +4,10 @@ Without a shard size, every shard becomes one shard of the same name. With one, 
 folder are cut anew: `part-00000.arrow`, `part-00001.arrow` and so on.
 """
 
+import json
 import os
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from fmsdata.core.keys import Ints
 from fmsdata.core.tokens import Tokens
 from fmsdata.corpus.counts_csv import Count, all_counts
 from fmsdata.corpus.index import write_counts
-from fmsdata.corpus.listing import shard_entries
+from fmsdata.corpus.listing import MANIFEST, VALIDATION, held_out, shard_entries
 from fmsdata.corpus.output import require_apart, require_empty
 from fmsdata.corpus.progress import showing_progress
 from fmsdata.corpus.scan import Scanned, scan_file
@@ -74,9 +75,21 @@ def convert_corpus(
                 if most is None:
                     series.require_one()
             written |= series.written
-    write_counts(target, written)
+    _write_counts(root, target, written)
     documents, tokens = (sum(count[i] for count in written.values()) for i in (0, 1))
     return Converted(target, len(written), documents, tokens)
+
+
+def _write_counts(root: Location, target: Location, written: Mapping[str, Count]) -> None:
+    """Write the counts; those of documents that `fmsdata prepare` held out beside them, as it does."""
+    inside = f"{VALIDATION}/"
+    if not (any(name.startswith(inside) for name in written) and held_out(root)):
+        write_counts(target, written)
+        return
+    away = {name.removeprefix(inside): count for name, count in written.items() if name.startswith(inside)}
+    write_counts(target, {name: count for name, count in written.items() if not name.startswith(inside)})
+    write_counts(target / VALIDATION, away)
+    (target / "meta" / MANIFEST).write_bytes(json.dumps({"held_out": [VALIDATION]}).encode() + b"\n")
 
 
 def shard_name(name: str) -> str:

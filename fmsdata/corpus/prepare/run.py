@@ -159,10 +159,10 @@ class _Run:
 
     def run(self) -> Prepared:
         before = self._work.settings()
-        if before is not None:
+        if before is not None and self._work.records(UNITS):  # else nothing is lost
             self._settings.require_same(before, str(self._job.output))
             self._done.continued = True
-        else:
+        elif before is None:
             require_empty(self._job.output, but=UNFINISHED)
         self._work.begin(self._settings)
         records = self._tokenize()

@@ -78,7 +78,7 @@ class Settings:
         for difference in self._differences(before):
             raise ConfigError(
                 f"{output} was begun with other settings: {difference}; use the same ones to continue, "
-                "or another output folder"
+                "another folder, or remove this one to start again"
             )
 
     def _differences(self, before: "Settings") -> Iterator[str]:

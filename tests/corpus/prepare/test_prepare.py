@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fmsdata
+from fmsdata.corpus.convert import convert_corpus
 from fmsdata.corpus.counts import read_counts
 from fmsdata.corpus.index import index_corpus
 from fmsdata.corpus.prepare import removal
@@ -132,10 +133,16 @@ def test_counts_are_those_that_index_would_write(texts: tuple[Path, dict[str, li
 def test_held_out_documents_are_no_source_unless_they_are_named(
     texts: tuple[Path, dict[str, list[str]]], tmp_path: Path
 ) -> None:
+    tmp_path = tmp_path / "prepared"
     prepare(texts[0], tmp_path, validation=0.2)
     assert _sources(path=str(tmp_path)) == {"web", "wikí"}
     assert _sources(path=str(tmp_path / "validation")) == {"web", "wikí"}
     assert _sources(path=str(tmp_path), sources={"validation": {"weight": 1}}) == {"validation"}
+    convert_corpus(tmp_path, tmp_path.parent / "converted", layout="batch")
+    assert _sources(path=str(tmp_path.parent / "converted")) == {"web", "wikí"}
+    assert read_corpus(tmp_path.parent / "converted" / "validation") == read_corpus(tmp_path / "validation")
+    with pytest.raises(DataError, match="is not a file of this version of `fmsdata prepare`"):
+        prepare(texts[0], tmp_path.parent / "converted", validation=0.2)
 
 
 def _sources(**config: Any) -> set[str]:
