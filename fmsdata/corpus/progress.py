@@ -67,3 +67,10 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Callable[[], None]]:
+    """A progress bar on a terminal. Yields what to call for each finished shard."""
+    with showing_progress(title, total) as shown:
+        yield lambda: shown.advance(1)
