@@ -189,7 +189,7 @@ def _cut_long(documents: Chunk, heads: Bools, pack: "Pack") -> tuple[Chunk, Bool
     places = np.repeat(starts[:-1][long] + pack.seq_len - heads[long] - first[:-1] * room, cuts)
     places += np.arange(first[-1]) * room
     # An EOS is not alone behind a BOS: it takes the token before it along, whether it was inserted or stored.
-    places[first[1:] - 1] -= (rest % room == 1) & (room > 1)
+    places[first[1:] - 1] -= rest % room == 1
     edges = np.sort(np.concatenate([starts, places]))
     pieces = TokenRun(documents).cut(edges)
     is_further = np.ones(len(pieces), bool)
