@@ -28,7 +28,7 @@ from fmsdata.planning.blocks import cut_blocks
 from fmsdata.planning.lane_order import LaneOrder, PlannedBlock
 from fmsdata.prefetch.open_files import OpenFiles
 from fmsdata.prefetch.shard_files import ShardFiles
-from fmsdata.stages.strip import strip_ends
+from fmsdata.stages.strip import checked_strip, strip_ends
 from fmsdata.storage.location import Location
 from fmsdata.storage.settings import Storage
 
@@ -71,9 +71,7 @@ class ShardReader(Stage):
         self.path = location.alone()  # without the listing, which the reader outlives
         self.name = name or self.path.name
         self.column = column
-        if isinstance(strip, str | bytes) or not isinstance(strip, Collection):
-            raise ConfigError(f"strip is {strip!r}; it must be a list of tokens")
-        self.strip = tuple(sorted({whole("a token to strip", token) for token in strip}))
+        self.strip = checked_strip(strip)
         self.min_length = whole("min_length", min_length)
         self.block_tokens = whole("block_tokens", block_tokens, least=1)
         self.max_epochs = _checked_epochs(max_epochs)

@@ -11,7 +11,7 @@ from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import StageIterator
 from fmsdata.core.lane import Lane
 from fmsdata.core.options import Mode
-from fmsdata.core.stage import Stage, endless
+from fmsdata.core.stage import Stage, endless, tokens_only
 from fmsdata.core.state import State
 from fmsdata.errors import ConfigError
 from fmsdata.stages.pack import pad, split
@@ -77,7 +77,7 @@ class Pack(Stage):
         max_documents: int | None = None,
         window: int = WINDOW,
     ) -> None:
-        super().__init__(endless(below, "Pack"))
+        super().__init__(tokens_only(endless(below, "Pack"), "Pack"))
         if mode not in MODES:
             raise ConfigError(f"pack mode is {mode!r}; it must be {' or '.join(map(repr, MODES))}")
         self.mode = mode
