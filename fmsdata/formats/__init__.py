@@ -63,7 +63,7 @@ def _lines(kind: str, parse: Callable[[str | None], Parse]) -> Format:
 
     def read_lines_layout(asked: Request) -> Reading[Layout]:
         index = (yield from index_lines(asked.name, asked.size)) if asked.lines is None else asked.lines
-        return LineLayout(asked.name, parse(asked.column), index, asked.keep)
+        return LineLayout(asked.name, asked.size, parse(asked.column), index, asked.keep)
 
     return Format(kind, open_lines, read_lines_layout, parse=parse)
 

@@ -34,6 +34,13 @@ class LineFile:
         self.documents = index.documents
         self.known_tokens: int | None = index.nbytes
 
+    def _require_size(self, size: int) -> None:
+        if self._index.size != size:
+            raise CountsError(
+                f"{self.name}: the file has {size:,} bytes, and {self._index.size:,} when it was indexed; run "
+                "`fmsdata index` to rebuild the index"
+            )
+
     def _decode(self, stretch: int, data: Data) -> Decoded:
         """The lines of a stretch, whose stored bytes are these."""
         index = self._index
@@ -77,6 +84,7 @@ class LineShard(LineFile):
 
     def __init__(self, data: ShardBytes, name: str, parse: Parse, index: LineIndex) -> None:
         super().__init__(name, parse, index)
+        self._require_size(data.size)
         self._data = data
 
     def read(self, first: int, stop: int) -> Block[Any]:
@@ -95,8 +103,9 @@ class LineShard(LineFile):
 class LineLayout(LineFile):
     """A remote text file."""
 
-    def __init__(self, name: str, parse: Parse, index: LineIndex, keep: Keep) -> None:
+    def __init__(self, name: str, size: int, parse: Parse, index: LineIndex, keep: Keep) -> None:
         super().__init__(name, parse, index, keep)
+        self._require_size(size)
         self.nbytes = OWN + index.points.nbytes
 
     def block(self, first: int, stop: int) -> Reading[Block[Tokens]]:

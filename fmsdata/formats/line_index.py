@@ -38,6 +38,11 @@ class LineIndex:
         return int(self.points[-1, DOCUMENT])
 
     @property
+    def size(self) -> int:
+        """Bytes of the stored file."""
+        return int(self.points[-1, STORED])
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the decompressed file."""
         return int(self.points[-1, PLACE])
@@ -70,7 +75,7 @@ class LineIndex:
     def require(self, size: int) -> None:
         """Raise `Truncated` if a file of this size can't have these points. (An index may be damaged.)"""
         points = self.points
-        if points.ndim != 2 or points.shape[1] != SKIP + 1 or not len(points) or (points < 0).any():
+        if points.ndim != 2 or points.shape[1] != SKIP + 1 or not len(points) or (points >> 62).any():
             raise Truncated("it is no table of points")
         line, place, stored, skip = points.T
         rising = all((column[1:] >= column[:-1]).all() for column in (line, place, stored))

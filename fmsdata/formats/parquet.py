@@ -6,7 +6,7 @@ file of which only those ranges are there. Decoded row groups are kept for the b
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from fmsdata.core.tokens import Tokens
 from fmsdata.errors import DataError
 from fmsdata.formats.base import (
     Decoded,
+    Documents,
     InMemory,
     Keep,
     Layout,
@@ -41,6 +42,15 @@ NAMES = ("text", "tokens")  # of the column, if the user names none
 NOT_WHOLE = "not a complete Parquet file"
 OWN, PER_GROUP = 4096, 512  # bytes of a layout
 WINDOW = 1 << 23  # bytes of a range when a whole file is read
+STREAMED, ROWS = 1 << 20, 256  # bytes and rows that are read at once, from the first row to the last
+
+
+class NoColumn(DataError):
+    """A file without the column that was requested, or without one of the usual names."""
+
+    def __init__(self, message: str, columns: list[str]) -> None:
+        super().__init__(message)
+        self.columns = columns  # that could be read
 
 
 class ParquetRows:
@@ -111,14 +121,9 @@ class ParquetRows:
                 raise Truncated(f"row group {group} has {len(column)} rows, not {rows}")
             column.validate(full=not self.text)
             tokens, ends = _texts(column) if self.text else flatten_lists(column, self.name)
-        if self.text and not is_utf8(tokens, ends):
-            self._refuse(tokens, ends, int(self.first_row[group]))
+        if self.text:
+            require_utf8(self.name, tokens, ends, int(self.first_row[group]))
         return Decoded(tokens, ends, tokens.nbytes + ends.nbytes)
-
-    def _refuse(self, tokens: Tokens, ends: Ints, first: int) -> None:
-        for row in range(len(ends) - 1):
-            if not is_utf8(tokens[ends[row] : ends[row + 1]], np.array([0, ends[row + 1] - ends[row]])):
-                raise DataError(f"{self.name}: row {first + row}: {NOT_UTF8}; correct the row, or remove it")
 
     def _block(self, first: int, stop: int, decoded: Sequence[Decoded]) -> Block[Any]:
         parts: list[Tokens] = []
@@ -147,7 +152,7 @@ class ParquetShard(ParquetRows):
     def __init__(self, data: pa.Buffer | ShardBytes, name: str, column: str | None = None) -> None:
         self._data = InMemory(data) if isinstance(data, pa.Buffer) else data
         size = self._data.size
-        super().__init__(name, size, read_ranges(_read_footer(name, size), self._data.read), column)
+        super().__init__(name, size, read_ranges(read_parquet_footer(name, size), self._data.read), column)
 
     def read(self, first: int, stop: int) -> Block[Any]:
         """The documents `first` to `stop - 1`, of which there must be at least one."""
@@ -196,9 +201,34 @@ class ParquetLayout(ParquetRows):
         return total
 
 
+def stream_parquet(file: Any, name: str, column: str) -> Iterator[Documents]:
+    """The text of a file, from its first row to its last, in little memory also if row groups are large."""
+    import pyarrow.parquet as pq
+
+    first = 0
+    with Guarded(name):
+        opened: Any = pq.ParquetFile(pa.PythonFile(file, "r"), buffer_size=STREAMED, pre_buffer=False)
+        for batch in opened.iter_batches(batch_size=ROWS, columns=[column], use_threads=False):
+            tokens, ends = _texts(pa.chunked_array([batch.column(0)]))
+            require_utf8(name, tokens, ends, first)
+            yield Documents(tokens, ends, first, [])
+            first += len(ends) - 1
+        if first != opened.metadata.num_rows:
+            raise Truncated(f"it has {first} rows, and its footer says {opened.metadata.num_rows}")
+
+
+def require_utf8(name: str, tokens: Tokens, ends: Ints, first: int) -> None:
+    """Raise for a row that is no text. `first` is the number of the first row."""
+    if is_utf8(tokens, ends):
+        return
+    for row in range(len(ends) - 1):
+        if not is_utf8(tokens[ends[row] : ends[row + 1]], np.array([0, ends[row + 1] - ends[row]])):
+            raise DataError(f"{name}: row {first + row + 1}: {NOT_UTF8}; correct the row, or remove it")
+
+
 def read_parquet_layout(name: str, size: int, column: str | None, keep: Keep) -> Reading[Layout]:
     """The layout of a Parquet file of `size` bytes, see `fmsdata.formats.read_layout`."""
-    footer = yield from _read_footer(name, size)
+    footer = yield from read_parquet_footer(name, size)
     return ParquetLayout(name, size, footer, column, keep)
 
 
@@ -209,9 +239,10 @@ def choose_column(schema: pa.Schema, column: str | None, name: str) -> tuple[str
         column = next((name for name in NAMES if name in schema.names), None)
     if column is None or schema.names.count(column) != 1:
         missing = " or ".join(map(repr, NAMES)) if column is None else repr(column)
-        raise DataError(
+        raise NoColumn(
             f"{name}: no column {missing}; the file has ({columns}); set documents.column to the one with "
-            "text or lists of tokens"
+            "text or lists of tokens",
+            [field.name for field in schema if _holds_text(field.type) or holds_lists(field.type)],
         )
     kind = schema.field(column).type
     text = _holds_text(kind)
@@ -251,7 +282,7 @@ def _start(column: Any) -> int:
     return int(column.data_page_offset if not dictionary else min(dictionary, column.data_page_offset))
 
 
-def _read_footer(name: str, size: int) -> Reading[bytes]:
+def read_parquet_footer(name: str, size: int) -> Reading[bytes]:
     """The footer with what follows it, up to the end of the file."""
     with Guarded(name, NOT_WHOLE):
         if size < 12:

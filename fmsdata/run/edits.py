@@ -34,7 +34,7 @@ EDITABLE: dict[type[Stage], tuple[str, ...]] = {
     Delimit: ("bos", "eos"),
     Filter: (),
 }
-FREE = ("max_epochs", "folder")  # parameters of a source that may change; the last changes nothing
+FREE = ("max_epochs", "folder", "files")  # parameters of a source that may change; the last two change nothing
 
 
 class Edit(NamedTuple):
