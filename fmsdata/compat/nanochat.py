@@ -9,9 +9,9 @@ state are those of this project: exact, and the same at any world size.
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,7 +37,7 @@ FOLDERS = ("base_data_climbmix", "base_data")  # below the base folder, the newe
 SPLITS = ("train", "val")
 COLUMN = "text"
 LANES = 32
-WINDOW = 128  # rows of a lane that are packed together: 99.3% of all places or more are used
+WINDOW = 128  # rows of a lane that are packed together: about 99% of all places are used
 IGNORED = -1  # the target that the loss of nanochat ignores
 GATHER_EVERY = 16  # batches between two exchanges of positions; a resume reads at most this many again
 NOWHERE = -1  # for logs: documents come in random order, so there is no file that a run is at
@@ -158,11 +158,14 @@ class NextToken:
         return {"input_ids": widen(batch.tokens[:, :-1]), "targets": targets}
 
 
+Kind = TypeVar("Kind", bound=Batches)
+
+
 def _loader(
-    kind: Callable[[Rescalable, State, list[State], int], Any],
+    kind: type[Kind],
     tokenizer: Any = None,
-    B: int | None = None,  # noqa: N803
-    T: int | None = None,  # noqa: N803
+    B: int | None = None,
+    T: int | None = None,
     split: str | None = None,
     tokenizer_threads: int = 4,  # noqa: ARG001
     tokenizer_batch_size: int = 128,  # noqa: ARG001
@@ -181,7 +184,7 @@ def _loader(
     seed: int = 42,
     num_workers: int = 0,
     pending: int = 0,
-) -> Any:
+) -> Kind:
     rows = whole("B", _one_of("B", B, "batch_size", batch_size), least=1)
     length = whole("T", _one_of("T", T, "sequence_len", sequence_len), least=1)
     if resume_state_dict is not None and state is not None:
@@ -202,7 +205,7 @@ def _loader(
             "world_size": world_size,
             "num_workers": num_workers,
         },
-        [] if resumed is None else [resumed] if isinstance(resumed, Mapping) else list(resumed),
+        [] if resumed is None else list(resumed) if isinstance(resumed, list | tuple) else [resumed],
         whole("pending", pending),
     )
 
@@ -229,7 +232,7 @@ def _files(shards: Paths | None, split: str | None) -> Paths:
     if isinstance(shards, str | os.PathLike):
         folder = Path(shards)
         if not folder.is_dir():
-            raise ConfigError(f"data_shards is {os.fspath(shards)!r}, not a folder; with split, give a folder or a list")
+            raise ConfigError(f"data_shards is {str(folder)!r}, not a folder; with split, give a folder or a list")
         files: list[Any] = sorted(folder.glob("*.parquet"))
     else:
         files = list(shards)
@@ -260,7 +263,8 @@ def _group_of_all_ranks() -> ProcessGroup | None:
     """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
-    return dist.new_group(backend="gloo")
+    group: ProcessGroup = dist.new_group(backend="gloo")
+    return group
 
 
 def _loader_state(state: Any, lanes: int) -> State:

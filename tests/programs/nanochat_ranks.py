@@ -18,8 +18,8 @@ BATCHES = 21  # more than one exchange of positions, and some batches after it
 
 
 def train(rank: int, world_size: int, folder: Path, state: str | None) -> None:
-    store = dist.FileStore(str(folder / f"store-{world_size}"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    store = f"file://{folder}/store-{world_size}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
     loader = tokenizing_distributed_data_loader_with_state_bos_bestfit(
         "bytes",
         B=2,
@@ -42,11 +42,9 @@ def train(rank: int, world_size: int, folder: Path, state: str | None) -> None:
 
 if __name__ == "__main__":
     world_size, folder = int(sys.argv[1]), Path(sys.argv[2])
+    state = sys.argv[3] if len(sys.argv) > 3 else None
     fork = multiprocessing.get_context("fork")
-    ranks = [
-        fork.Process(target=train, args=(rank, world_size, folder, *(sys.argv[3:] or [None])))
-        for rank in range(world_size)
-    ]
+    ranks = [fork.Process(target=train, args=(rank, world_size, folder, state)) for rank in range(world_size)]
     for process in ranks:
         process.start()
     for process in ranks:
