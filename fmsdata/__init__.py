@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fmsdata.stages.pack import Pack
     from fmsdata.stages.shard_reader import ShardReader
     from fmsdata.stages.shuffle import Shuffle
+    from fmsdata.stages.tokenize import Tokenize
     from fmsdata.storage.settings import CacheSettings, Storage
     from fmsdata.tasks import CausalLM, Collate, FillInTheMiddle, MaskedLM, OwnTask, task_from
 
@@ -78,6 +79,7 @@ _HOMES = {
     "stages.pack": ["Pack"],
     "stages.shard_reader": ["ShardReader"],
     "stages.shuffle": ["Shuffle"],
+    "stages.tokenize": ["Tokenize"],
     "storage.settings": ["CacheSettings", "Storage"],
     "tasks": ["CausalLM", "Collate", "FillInTheMiddle", "MaskedLM", "OwnTask", "task_from"],
 }
@@ -119,6 +121,7 @@ __all__ = [
     "Stats",
     "Storage",
     "StorageError",
+    "Tokenize",
     "Trace",
     "WorkerError",
     "build_loader",

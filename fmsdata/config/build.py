@@ -13,17 +13,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from fmsdata.config.read import read_config
 from fmsdata.config.sections import Config, DocumentsConfig, PhaseConfig, SourceConfig
 from fmsdata.core.checks import suggestion
+from fmsdata.core.stage import Stage
 from fmsdata.corpus.listing import all_shards, arrow_first, find_shards, is_leftover
 from fmsdata.errors import ConfigError, DataError
 from fmsdata.formats import SUFFIXES, format_of
 from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.run.checkpoints import Checkpoints
+from fmsdata.run.differences import lowest
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.stages.delimit import Delimit
 from fmsdata.stages.mixture import Mixture, Phase
 from fmsdata.stages.pack import Pack
 from fmsdata.stages.shard_reader import ShardReader
 from fmsdata.stages.shuffle import Shuffle
+from fmsdata.stages.tokenize import Tokenize
 from fmsdata.storage.location import Location, same_kind
 from fmsdata.tasks.base import Task
 from fmsdata.tasks.registry import task_from
@@ -139,47 +142,47 @@ def _mixture(config: Config) -> Mixture:
 
 def _reader(
     path: Location, name: str, root: Location, documents: DocumentsConfig, source: SourceConfig | None = None
-) -> ShardReader:
+) -> Stage:
     source = source or SourceConfig()
-    return ShardReader(
-        path,
-        name=name,
-        column=documents.column,
-        strip=documents.strip,
-        min_length=documents.min_length,
-        max_epochs=source.max_epochs,
-        files=source.files,
-        folder=path.inside(root),
+    folder = path.inside(root)
+    reader = ShardReader(
+        path, name=name, files=source.files, column=documents.column, max_epochs=source.max_epochs, folder=folder
     )
+    if not reader.holds_text():
+        return reader.without_short(documents.strip, documents.min_length)
+    if documents.tokenizer is None:
+        raise ConfigError(
+            f"source {name!r} holds text; say how to tokenize it, such as `documents: {{tokenizer: tokenizer.json}}`, "
+            "or make shards of tokens of it with `fmsdata prepare`"
+        )
+    return Tokenize(reader, documents.tokenizer, strip=documents.strip, min_length=documents.min_length)
 
 
-def _find_removed(root: Location, documents: DocumentsConfig, name: str, description: Mapping[str, Any]) -> ShardReader:
+def _find_removed(root: Location, documents: DocumentsConfig, name: str, description: Mapping[str, Any]) -> Stage:
     """A source that was removed from the configuration, in the folder that it had before."""
-    files = description.get("files")
+    reader = lowest(description)
+    files = reader.get("files")
     source = SourceConfig(files=None if files is None else tuple(files))
-    return _reader(root / description["folder"], name, root, documents, source)
+    return _reader(root / reader["folder"], name, root, documents, source)
 
 
 def _natural_weights(
-    readers: Mapping[str, ShardReader], temperature: float | None, needed: Collection[str]
+    readers: Mapping[str, Stage], temperature: float | None, needed: Collection[str]
 ) -> dict[str, float]:
     """The sources' numbers of tokens as weights. The larger the temperature, the flatter."""
-    sizes = {name: _tokens(reader) for name, reader in readers.items()}
-    tokens = {name: float(max(1, size)) for name, size in sizes.items() if size is not None}
-    for name in sorted(set(needed) - tokens.keys()):
-        raise ConfigError(
-            f"sources.{name}.weight: the natural weight is the number of tokens, which is not known of text; give a "
-            f"number, or run `fmsdata index {readers[name].path} --tokenizer TOKENIZER` once"
-        )
+    counted = {name: not isinstance(reader, Tokenize) or reader.is_counted for name, reader in readers.items()}
+    for name in sorted(needed):
+        if not counted[name] and len(readers) > 1:
+            raise ConfigError(
+                f"source {name!r} holds text, so its number of tokens, its natural weight, is not known; give every "
+                "source a `weight`, or count the tokens once: `fmsdata index CORPUS --tokenizer TOKENIZER`"
+            )
+    known = [name for name in readers if counted[name] or len(readers) == 1]
+    tokens = {name: float(max(1, readers[name].size().tokens)) for name in known}
     if temperature is None or not tokens:
         return tokens
     most = max(tokens.values())
     return {name: max((size / most) ** (1 / temperature), sys.float_info.min) for name, size in tokens.items()}
-
-
-def _tokens(reader: ShardReader) -> int | None:
-    """The number of tokens of a source; of text, if an index says."""
-    return reader.counts.text_tokens if reader.counts.text else reader.size().tokens
 
 
 def _source_paths(root: Location, sources: Mapping[str, SourceConfig] | None) -> dict[str, Location]:

@@ -112,6 +112,10 @@ class DocumentsConfig(Section):
 
     By default `tokens` or the only column with tokens of Arrow shards, `text` or `tokens` of Parquet files, and
     the field `text` of JSON lines."""
+    tokenizer: Text | None = None
+    """Tokenizes sources of text: a tokenizer.json, a folder of one, `tiktoken:NAME`, or `bytes`.
+
+    Fixed for a run. Previews and traces of any source are decoded with it."""
 
 
 class PackConfig(Section):

@@ -117,7 +117,7 @@ def _serve_worker(spec: WorkerSpec, channel: Channel, theirs: Connection, method
         raise
     theirs.close()  # if the worker dies early, writing to it must fail
     with suppress(ConnectionError):  # it died: `receive` finds out
-        channel.requests.send(Surroundings.of_trainer(spec.index))
+        channel.requests.send(Surroundings.of_trainer(spec.index, spec.workers))
         channel.requests.send_bytes(text)
     return process
 

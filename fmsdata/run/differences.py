@@ -67,7 +67,7 @@ def changes_of_mixture(saved: State, now: State, removed: State) -> Iterator[str
         yield f"phases {_in_words(saved['phases'])} -> {_in_words(now['phases'])}"
 
 
-def lowest(description: State) -> State:
+def lowest(description: Mapping[str, Any]) -> Mapping[str, Any]:
     """The description of the lowest stage of a source: the reader below `Tokenize` and others."""
     while isinstance(children := description.get("children"), Mapping) and list(children) == ["below"]:
         description = children["below"]

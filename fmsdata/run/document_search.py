@@ -88,7 +88,7 @@ def _document(replay: Replay, name: str) -> _Document:
     readers = _readers(replay.data)
     source, shard, number = _parse(name, readers)
     reader = readers[source]
-    plan = cut_blocks(reader.counts, replay.data.lanes, reader.block_tokens)
+    plan = cut_blocks(reader.counts, replay.data.lanes, reader.block_size)
     block = plan.block_of(reader.counts.shards.index(shard), number)
     document = _Document(source, shard, number, block, plan.blocks, 0, 0)
     lane, place = _place(replay.data, document, 0)

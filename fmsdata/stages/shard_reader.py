@@ -126,6 +126,12 @@ class ShardReader(Stage):
         reader.max_epochs = max_epochs
         return reader
 
+    def without_short(self, strip: Collection[int], min_length: int) -> "ShardReader":
+        """The same source with these tokens stripped, and without documents that are then too short."""
+        reader = copy.copy(self)
+        reader.strip, reader.min_length = checked_strip(strip), whole("min_length", min_length)
+        return reader
+
     def holds_text(self) -> bool:
         return self.counts.text
 
@@ -138,10 +144,15 @@ class ShardReader(Stage):
     def source_name(self) -> str:
         return self.name
 
+    @property
+    def block_size(self) -> int:
+        """The size of blocks in what the counts count: tokens, or bytes of text."""
+        return self.block_tokens * (TOKEN_BYTES if self.counts.text else 1)
+
     def block_order(self, lane: Lane) -> LaneOrder:
         """The blocks of this source in the order in which a lane reads them."""
         return LaneOrder(
-            cut_blocks(self.counts, lane.count, self.block_tokens * (TOKEN_BYTES if self.counts.text else 1)),
+            cut_blocks(self.counts, lane.count, self.block_size),
             lane=lane.index,
             lanes=lane.count,
             seed=lane.seed,

@@ -23,15 +23,15 @@ from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITI
 from fmsdata.core.stage import Size, Stage
 from fmsdata.core.state import State
 from fmsdata.core.tokens import Tokens
-from fmsdata.corpus.tokenizer import open_tokenizer
+from fmsdata.corpus.tokenizer import open_tokenizer, token_type
 from fmsdata.corpus.tokenizer_threads import THREADS
 from fmsdata.errors import ConfigError, DataError, FmsdataError, StageError
-from fmsdata.stages.shard_reader import ShardReader
+from fmsdata.stages.shard_reader import TOKEN_BYTES, ShardReader
 from fmsdata.stages.strip import checked_strip, strip_ends
 
-BYTES_PER_TOKEN = 4  # of text, where nothing better is known
 PIECE_BYTES = 1 << 15  # of text that one thread encodes at once
-MOST_BYTES = 1 << 20
+MOST_BYTES, MOST_DOCUMENTS = 1 << 20, 1 << 13
+PIECES_PER_WINDOW = 8
 PATIENCE = 2  # epochs without a single document before a source is given up
 
 
@@ -67,13 +67,28 @@ class Tokenize(Stage):
     def tokenizes(self) -> bool:
         return True
 
+    @property
+    def token_bytes(self) -> int:
+        """The bytes of a token in memory."""
+        return token_type(self._tokenizer.vocabulary).itemsize
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the size is counted, and not an estimate."""
+        return self._counted() is not None
+
     def size(self) -> Size:
-        """Documents and tokens of one epoch. The tokens are an estimate from the bytes of text."""
-        size = super().size()
-        return Size(size.documents, size.tokens // BYTES_PER_TOKEN)
+        """Documents and tokens of one epoch. Without tokens in the index, they are estimated from the bytes of text."""
+        size, counted = super().size(), self._counted()
+        return Size(size.documents, size.tokens // TOKEN_BYTES if counted is None else counted)
 
     def total_tokens(self) -> float:
-        return super().total_tokens() / BYTES_PER_TOKEN
+        return super().total_tokens() * self.size().tokens / max(1, self.below.size().tokens)
+
+    def _counted(self) -> int | None:
+        """The tokens of an epoch, if the index has those of this tokenizer."""
+        counts = self.below.counts if isinstance(self.below, ShardReader) else None
+        return counts.text_tokens if counts is not None and counts.tokenizer == self.tokenizer else None
 
     def encode(self, texts: list[str]) -> tuple[Tokens, Ints]:
         """The tokens of texts in one array, and where each begins in it."""
@@ -116,7 +131,7 @@ class _TokenizeIterator(StageIterator):
     def __init__(self, stage: Tokenize, lane: Lane, state: State | None) -> None:
         self._stage, self._lane = stage, lane
         # The stage below reads bytes, and the lane counts tokens.
-        pace = Pace(share=BYTES_PER_TOKEN, within=lane.pace)
+        pace = Pace(share=TOKEN_BYTES, within=lane.pace)
         self._below = stage.below.open(replace(lane, pace=pace), state)
         self._text: Chunk | None = None
         self._next = 0  # the first document of it that is not encoded
@@ -178,12 +193,12 @@ class _TokenizeIterator(StageIterator):
             part = text.slice(first, stop)
             documents, kept = self._encoded(part)
             self._next = stop
-            self._documents = min(2 * self._documents, 1 << 16)
+            self._documents = min(2 * self._documents, MOST_DOCUMENTS)
             if len(kept):
                 self._dropped = 0
                 states = [self._below.state(first + place) for place in kept.tolist()]
                 return _Piece(documents, [*states, self._below.state(stop)])
-            self._dropped += int(lengths.sum())
+            self._dropped += int(part.lengths().sum())
             if self._dropped > PATIENCE * max(1, self._stage.below.size().tokens):
                 raise DataError(
                     f"source {self._lane.source or self._stage.source_name()!r}: none of its documents has at least "
@@ -192,10 +207,10 @@ class _TokenizeIterator(StageIterator):
                 )
 
     def _piece_bytes(self) -> int:
-        """How much text to encode at once: enough for all threads, but no more than a window takes of the source."""
+        """How much text to encode at once: enough for all threads, but only a part of what a window takes of it."""
         most = min(PIECE_BYTES * THREADS.count, MOST_BYTES)
-        window = self._lane.window_tokens * self._lane.pace.of_lane * BYTES_PER_TOKEN
-        return min(most, round(window)) if window else most
+        window = self._lane.window_tokens * self._lane.pace.of_lane * TOKEN_BYTES
+        return min(most, round(window / PIECES_PER_WINDOW)) if window else most
 
     def _encoded(self, part: Chunk) -> tuple[Chunk, Ints]:
         """The documents of a part as tokens, and which of them were kept."""
