@@ -79,9 +79,7 @@ def open_source(folder: Location, column: str | None = None, files: Files = None
 def _open_text(folder: Location, listed: ShardList, column: str | None, notes: list[str], *, named: bool) -> ShardFiles:
     """A source of text: documents, and bytes of text, of each file."""
     names = listed.names
-    files = listed.entries
-    if folder.local is not None:
-        files = tuple(file_entry(folder.local, name) for name in names)
+    files = entries_of(folder, listed)
     text = find_text(folder, files, column)
     if text.missing and text.place is not None:
         notes.append(_note_of_unlisted(f"{text.place} lacks", text.missing, names, text.place.parent.parent))
@@ -109,6 +107,11 @@ def _open_text(folder: Location, listed: ShardList, column: str | None, notes: l
     )
 
 
+def entries_of(folder: Location, listed: ShardList) -> Sequence[Entry]:
+    """The files with their sizes and versions."""
+    return listed.entries if folder.local is None else [file_entry(folder.local, name) for name in listed.names]
+
+
 def _is_text(folder: Location, listed: ShardList, column: str | None) -> bool:
     """Whether a source holds text. Parquet files may hold text or tokens: the first one says."""
     kinds = {format_of(name).kind for name in listed.names}
@@ -116,8 +119,7 @@ def _is_text(folder: Location, listed: ShardList, column: str | None) -> bool:
     text = bool(kinds & {"jsonl", "text"})
     if parquet:
         try:
-            entry = listed.entries[parquet[0]] if listed.entries else None
-            text = holds_text(folder, listed.names[parquet[0]], entry, column) or text
+            text = holds_text(folder, entries_of(folder, listed)[parquet[0]], column) or text
         except NoColumn as error:
             which = f"column{'' if len(error.columns) == 1 else 's'} {', '.join(error.columns)}"
             raise DataError(

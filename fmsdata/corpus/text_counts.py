@@ -19,7 +19,7 @@ from fmsdata.corpus.text_cache import TextCache, version_key
 from fmsdata.corpus.text_index import FILE, TextEntry, TextIndex, line_entry, read_table, write_table
 from fmsdata.errors import ConfigError, CountsError, DataError, DeniedError, MissingError
 from fmsdata.formats import format_of
-from fmsdata.formats.base import Data, Reading, read_ranges
+from fmsdata.formats.base import Reading, read_ranges
 from fmsdata.formats.line_index import index_lines
 from fmsdata.formats.parquet import NAMES, ParquetRows, read_parquet_footer
 from fmsdata.prefetch.range_queue import drive
@@ -62,6 +62,15 @@ def find_text(folder: Location, files: Sequence[Entry], column: str | None) -> T
 
 def read_entries(folder: Location, files: Sequence[Entry], column: str | None) -> dict[str, TextEntry]:
     """Read the entries of text files from the files themselves, several at a time."""
+    entries = try_entries(folder, files, column)
+    for name, entry in entries.items():
+        if entry is None:
+            raise DataError(f"{folder / name}: holds tokens, but the source holds text; select files of one kind")
+    return {name: entry for name, entry in entries.items() if entry is not None}
+
+
+def try_entries(folder: Location, files: Sequence[Entry], column: str | None) -> dict[str, TextEntry | None]:
+    """The same; None of files that hold tokens."""
     log.info("reading %d text files in %s to index them; `fmsdata index` keeps the index", len(files), folder)
     with progress(f"indexing {folder.name}", len(files)) as done:
         if folder.local is not None:
@@ -69,20 +78,22 @@ def read_entries(folder: Location, files: Sequence[Entry], column: str | None) -
         return _read_remote(folder, files, column, done)
 
 
-def entry_reading(name: str, file: Entry, column: str | None) -> Reading[TextEntry]:
-    """Read the entry of one file."""
+def entry_reading(name: str, file: Entry, column: str | None) -> Reading[TextEntry | None]:
+    """Read the entry of one file; None if it holds tokens."""
     if format_of(file.name).parse is not None:
         return line_entry(file.size, file.version, (yield from index_lines(name, file.size)))
     footer = yield from read_parquet_footer(name, file.size)
     rows = ParquetRows(name, file.size, footer, column)
     if not rows.text:
-        raise DataError(f"{name}: column {rows.column!r} holds tokens, but the source holds text; select its files")
+        return None
     largest = max(rows.group_bytes, default=0)
     return TextEntry(file.size, file.version, rows.column, rows.documents, rows.estimate(), largest, None)
 
 
-def _read_local(folder: Path, files: Sequence[Entry], column: str | None, done: Callable[[], None]) -> list[TextEntry]:
-    def read(file: Entry) -> TextEntry:
+def _read_local(
+    folder: Path, files: Sequence[Entry], column: str | None, done: Callable[[], None]
+) -> list[TextEntry | None]:
+    def read(file: Entry) -> TextEntry | None:
         with MappedFile(folder / file.name) as mapped:
             if (mapped.size, str(mapped.version.modified)) != (file.size, file.version):
                 raise DataError(
@@ -102,9 +113,9 @@ def _read_local(folder: Path, files: Sequence[Entry], column: str | None, done: 
 
 def _read_remote(
     folder: Location, files: Sequence[Entry], column: str | None, done: Callable[[], None]
-) -> dict[str, TextEntry]:
+) -> dict[str, TextEntry | None]:
     connection = folder.connection
-    entries: dict[str, TextEntry] = {}
+    entries: dict[str, TextEntry | None] = {}
     waiting = iter(files)
 
     async def read(path: str, version: str | None, wanted: Range) -> bytes:
@@ -181,7 +192,7 @@ def _beside(
                 )
         found = {name: entry for name, entry in listed.items() if _is_of_column(name, entry, column)}
         if found:
-            return found, place, index.tokenizer
+            return found, place, index.tokenizer if index.field == (column or "") else None
     return {}, None, None
 
 
@@ -210,20 +221,9 @@ def read_index(root: Location) -> TextIndex:
     return read_table(place.read_bytes(), str(place)) if there else TextIndex({})
 
 
-def holds_text(folder: Location, name: str, file: Entry | None, column: str | None) -> bool:
+def holds_text(folder: Location, file: Entry, column: str | None) -> bool:
     """Whether a file holds text: of Parquet, its footer says."""
-    chosen = format_of(name)
+    chosen = format_of(file.name)
     if chosen.kind != "parquet":
         return chosen.parse is not None
-    place = folder / name
-    if place.local is not None:
-        with MappedFile(place.local) as mapped:
-            footer = read_ranges(read_parquet_footer(str(place), mapped.size), mapped.read)
-            return ParquetRows(str(place), mapped.size, footer, column).text
-    connection = folder.connection
-    size, version = (0, None) if file is None else (file.size, file.version)
-
-    def read(start: int, stop: int) -> Data:
-        return connection.run(connection.read(place.path, start, stop, version)).data
-
-    return ParquetRows(str(place), size, read_ranges(read_parquet_footer(str(place), size), read), column).text
+    return try_entries(folder, [file], column)[file.name] is not None

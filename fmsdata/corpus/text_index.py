@@ -47,10 +47,11 @@ class TextEntry(NamedTuple):
 
 
 class TextIndex(NamedTuple):
-    """The entries of files by name, and the identity of the tokenizer that counted tokens."""
+    """The entries of files by name; and if tokens were counted, by which tokenizer, and of which field."""
 
     entries: Mapping[str, TextEntry]
-    tokenizer: str | None = None
+    tokenizer: str | None = None  # its identity
+    field: str = ""
 
 
 def write_table(index: TextIndex) -> bytes:
@@ -62,7 +63,9 @@ def write_table(index: TextIndex) -> bytes:
         values = (name, entry.size, entry.version, entry.column, entry.documents, entry.nbytes, entry.largest)
         for column, value in zip(SCHEMA.names, (*values, points, entry.tokens), strict=True):
             columns[column].append(value)
-    metadata = {b"fmsdata": VERSION, **({} if index.tokenizer is None else {b"tokenizer": index.tokenizer.encode()})}
+    metadata = {b"fmsdata": VERSION}
+    if index.tokenizer is not None:
+        metadata |= {b"tokenizer": index.tokenizer.encode(), b"field": index.field.encode()}
     schema = SCHEMA.with_metadata(metadata)
     arrays = [pa.array(columns[field.name], field.type) for field in SCHEMA]
     sink = pa.BufferOutputStream()
@@ -107,7 +110,7 @@ def _read_table(data: bytes) -> TextIndex:
         column, version = columns["column"][row], columns["version"][row]
         entries[name] = TextEntry(size, version, column, documents, nbytes, largest, lines, tokens)
     tokenizer = metadata.get(b"tokenizer")
-    return TextIndex(entries, None if tokenizer is None else tokenizer.decode())
+    return TextIndex(entries, None if tokenizer is None else tokenizer.decode(), metadata.get(b"field", b"").decode())
 
 
 def _points(column: Any) -> tuple[Ints, Ints]:
