@@ -13,7 +13,6 @@ from fmsdata.core.stage import Stage
 from fmsdata.core.state import State
 from fmsdata.corpus.counts import count_shards
 from fmsdata.corpus.listing import all_shards
-from fmsdata.corpus.text_counts import holds_text
 from fmsdata.errors import ConfigError, DataError
 from fmsdata.stages.shard_reader import ShardReader
 from fmsdata.stages.tokenize import Tokenize
@@ -36,18 +35,18 @@ class Datasets:
     def open(self, root: Location, name: str, _removed: State | None = None) -> Stage:
         """A dataset by its name, also if the config no longer names it."""
         folder = root / name
-        found = all_shards(folder)
-        arrow, parquet = ([file for file in found.names if file.endswith(end)] for end in (".arrow", ".parquet"))
+        names = all_shards(folder).names
+        arrow, parquet = ([file for file in names if file.endswith(end)] for end in (".arrow", ".parquet"))
         self._check_kind(name, arrow, parquet)
         read: dict[str, Any] = {"strip": self.strip, "min_length": self.min_length}
         if self.file_type == ARROW or not parquet:
             column = self._column(name, arrow[0], partial(_check_arrow, folder, arrow[0])) if arrow else None
             return ShardReader(folder, name=name, column=column, **read)
-        entry = next((entry for entry in found.entries if entry.name == parquet[0]), None)
-        is_text = partial(holds_text, folder, parquet[0], entry)
-        column = self._column(name, parquet[0], is_text)
-        reader = partial(ShardReader, folder, name=name, column=column, files="**/*.parquet" if arrow else None)
-        return Tokenize(reader(), self._tokenizer(name), **read) if is_text(column) else reader(**read)
+        files = "**/*.parquet" if arrow else None
+        reader = partial(ShardReader, folder, name=name, files=files)
+        column = self._column(name, parquet[0], lambda column: reader(column=column))
+        text = reader(column=column)
+        return Tokenize(text, self._tokenizer(name), **read) if text.holds_text() else reader(column=column, **read)
 
     def _check_kind(self, name: str, arrow: Sequence[str], parquet: Sequence[str]) -> None:
         """Raise if a dataset has files of two kinds, or only files of the other kind."""
@@ -65,9 +64,10 @@ class Datasets:
 
     def _column(self, name: str, file: str, check: Callable[[str], object]) -> str | None:
         """The first of the columns that a dataset has; None for the usual one of Arrow shards."""
-        usual = self.file_type == AUTO and file.endswith(".arrow")
-        if len(self.columns) == 1 and not usual:
-            return self.columns[0]
+        is_arrow = file.endswith(".arrow")
+        usual = self.file_type == AUTO and is_arrow
+        if len(self.columns) == 1 and is_arrow and not usual:
+            return self.columns[0]  # not looked for at the start, only when the shard is read
         failed = ""
         for column in self.columns:
             if usual and column == TOKENS:
