@@ -37,16 +37,19 @@ class Datasets:
         folder = root / name
         names = all_shards(folder).names
         arrow, parquet = ([file for file in names if file.endswith(end)] for end in (".arrow", ".parquet"))
+        if names and not arrow and not parquet:
+            raise ConfigError(f"dataset {name!r}: it has {names[0]}, but no .arrow or .parquet files")
         self._check_kind(name, arrow, parquet)
         read: dict[str, Any] = {"strip": self.strip, "min_length": self.min_length}
         if self.file_type == ARROW or not parquet:
             column = self._column(name, arrow[0], partial(_check_arrow, folder, arrow[0])) if arrow else None
             return ShardReader(folder, name=name, column=column, **read)
-        files = "**/*.parquet" if arrow else None
-        reader = partial(ShardReader, folder, name=name, files=files)
-        column = self._column(name, parquet[0], lambda column: reader(column=column))
-        text = reader(column=column)
-        return Tokenize(text, self._tokenizer(name), **read) if text.holds_text() else reader(column=column, **read)
+        reader = partial(ShardReader, folder, name=name, files="**/*.parquet" if arrow else None)
+        opened: dict[str | None, ShardReader] = {}
+        column = self._column(name, parquet[0], lambda column: opened.setdefault(column, reader(column=column)))
+        if not opened[column].holds_text():
+            return reader(column=column, **read)
+        return Tokenize(opened[column], self._tokenizer(name), **read)
 
     def _check_kind(self, name: str, arrow: Sequence[str], parquet: Sequence[str]) -> None:
         """Raise if a dataset has files of two kinds, or only files of the other kind."""

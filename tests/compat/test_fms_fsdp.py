@@ -520,8 +520,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("texts")
     rng = np.random.default_rng(2)
     some = [" ".join(rng.choice(WORDS, rng.integers(1, 9))) + f" {number}" for number in range(90)]
-    for name in ("text", "tokens", "both"):
+    for name in ("text", "tokens", "both", "lines"):
         (root / name / "train").mkdir(parents=True)
+    (root / "lines" / "0.jsonl").write_text('{"text": "a"}\n')
     for number in range(3):
         table = pa.table({"id": range(30), "content": some[number::3]})
         pq.write_table(table, root / "text" / "train" / f"{number}.parquet", row_group_size=8)
@@ -596,6 +597,7 @@ def test_text_resumes_exactly_at_another_world_size(of_text: SimpleNamespace) ->
         ({"col_name": "text"}, "none of the columns text .col_name. fits: .*the column content"),
         ({"datasets": "both", "file_type": "auto"}, "it has 0.arrow and 0.parquet"),
         ({"file_type": "arrow"}, "file_type is 'arrow', but the folder has train/0.parquet"),
+        ({"datasets": "lines"}, "it has 0.jsonl, but no .arrow or .parquet files"),
     ],
 )
 def test_what_is_wrong_with_text_is_named(of_text: SimpleNamespace, wrong: dict[str, Any], words: str) -> None:
