@@ -115,7 +115,7 @@ class DocumentsConfig(Section):
     tokenizer: Text | None = None
     """Tokenizes sources of text: a tokenizer.json, a folder of one, `tiktoken:NAME`, or `bytes`.
 
-    Fixed for a run. Previews and traces of any source are decoded with it."""
+    Fixed for a run of text. `fmsdata preview` decodes with it."""
 
 
 class PackConfig(Section):

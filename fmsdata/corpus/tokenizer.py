@@ -113,7 +113,7 @@ def _file_of(name: str) -> str:
     if os.path.isdir(path):
         inside = os.path.join(path, FILE)
         if not os.path.isfile(inside):
-            raise ConfigError(f"tokenizer is {name!r}; the folder holds no {FILE}; save the tokenizer there first")
+            raise ConfigError(f"tokenizer is {name!r}; the folder holds no {FILE}; it must be {WAYS}")
         path = inside
     if not os.path.isfile(path):
         raise ConfigError(f"tokenizer is {name!r}; there is no such file; it must be {WAYS}")
@@ -136,7 +136,8 @@ class BytesTokenizer:
         return np.frombuffer(b"".join(encoded), np.uint8), ends
 
     def decode(self, ids: Iterable[int]) -> str:
-        return bytes(token for token in map(int, ids) if 0 <= token < 256).decode(errors="replace")
+        known = b"".join(bytes([token]) if 0 <= token < 256 else b"\xff" for token in map(int, ids))
+        return known.decode(errors="replace")
 
 
 class ObjectTokenizer:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import groupby
 from typing import Any
 
 from fmsdata.core.keys import Ints
@@ -17,6 +18,8 @@ from fmsdata.core.tokens import Tokens
 from fmsdata.corpus.tokenizer import TIKTOKEN, Tokenizer, digest, join_ids
 from fmsdata.corpus.tokenizer_threads import THREADS
 from fmsdata.errors import ConfigError, DataError
+
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # the text of an id that no token has
 
 
 class LibraryTokenizer:
@@ -31,7 +34,7 @@ class LibraryTokenizer:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises nothing narrower
-            raise ConfigError(f"{self}: not a tokenizer of the library `tokenizers`: {error}") from None
+            raise ConfigError(f"{self} is not a tokenizer that the library `tokenizers` can read: {error}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True  # text that spells a special token is text
@@ -51,8 +54,11 @@ class LibraryTokenizer:
         return join_ids(self._encode(texts, add_special_tokens=False), len(texts), self.vocabulary)
 
     def decode(self, ids: Iterable[int]) -> str:
-        known = [token for token in map(int, ids) if token < self.vocabulary]
-        return str(self._tokenizer.decode(known, skip_special_tokens=False))
+        text = ""
+        for known, group in groupby(map(int, ids), key=lambda token: self._tokenizer.id_to_token(token) is not None):
+            some = list(group)
+            text += self._tokenizer.decode(some, skip_special_tokens=False) if known else UNKNOWN * len(some)
+        return text
 
 
 class FileTokenizer(LibraryTokenizer):
@@ -67,7 +73,7 @@ class FileTokenizer(LibraryTokenizer):
         except OSError as error:
             raise ConfigError(f"tokenizer {path}: {error.strerror or error}") from None
         except UnicodeDecodeError:
-            raise ConfigError(f"tokenizer {path} is not the JSON of a tokenizer") from None
+            raise ConfigError(f"tokenizer {path} is not a tokenizer that the library `tokenizers` can read") from None
         found = f"tokenizer.json:{digest(content)}"
         if identity is not None and found != identity:
             raise DataError(f"tokenizer {path} has changed since this run was started; restore the file")
@@ -135,7 +141,7 @@ class TiktokenTokenizer:
             try:
                 parts.append(self._encoding.decode_single_token_bytes(token))
             except KeyError:  # an id that no token has
-                parts.append("\N{REPLACEMENT CHARACTER}".encode())
+                parts.append(UNKNOWN.encode())
         return b"".join(parts).decode(errors="replace")
 
 

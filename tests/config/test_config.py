@@ -456,7 +456,7 @@ def test_anchors_and_merge_keys_share_values(tmp_path: Path) -> None:
     assert {name: dict(source) for name, source in (told.sources or {}).items()} == {
         "a": {"weight": 1, "path": None, "files": None, "max_epochs": 2},
         "b": {"weight": 3, "path": None, "files": None, "max_epochs": 2},
-        "c": {"weight": 1, "path": "deep", "max_epochs": 2},
+        "c": {"weight": 1, "path": "deep", "files": None, "max_epochs": 2},
     }
     wrong = WHOLE + "x-small: &small\n  weigth: 1\nsources:\n  a: {<<: *small}\n"
     assert refused(tmp_path, wrong) == "run.yaml:4: sources.a.weigth: unknown key; did you mean 'weight'?"

@@ -1,12 +1,13 @@
 """Tokens per second of text that is tokenized on the fly, memory, and the longest wait of a trainer.
 
-    python benchmarks/tokenize.py [--seconds 10] [--lanes 24] [--rate 100000]
+    python benchmarks/tokenizing.py [--seconds 10] [--lanes 24] [--rate 100000]
 
 The texts are those of Python's standard library, cut into documents of 200 to 6,000 characters, as
 JSON lines in 8 files. A byte-level BPE tokenizer with 8,000 tokens is trained on a part of them.
 
 First, the library's own speed: `encode_batch` of all texts in one call. Then loaders with 0, 1 and 2
-workers, in turn with it, in the same process. Their first windows are left out.
+workers, in turn with it, in the same process. Their first windows are left out. Tokens per second of
+CPU time, of all processes together, are less noisy on a machine that others use too.
 
 Then a trainer that takes a batch of 10,000 tokens every 100 ms (`--rate` is tokens a second): how
 long its longest wait for a batch is, and how many steps waited longer than 10 ms, after a warm-up of
@@ -24,9 +25,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
@@ -35,6 +37,13 @@ import fmsdata
 SEQ_LEN = 2048
 EOS = 0
 SHARDS = 8
+
+
+class Speed(NamedTuple):
+    """Tokens per second, and per second of CPU time."""
+
+    wall: float
+    cpu: float
 
 
 def texts() -> list[str]:
@@ -66,31 +75,35 @@ def pipeline(root: Path, lanes: int) -> fmsdata.Rescalable:
     return fmsdata.Rescalable(fmsdata.Shuffle(fmsdata.Pack(mix, seq_len=SEQ_LEN + 1)), lanes=lanes, seed=0)
 
 
-def library_speed(root: Path, documents: list[str]) -> Callable[[float], float]:
+def cpu_seconds() -> float:
+    """CPU time of this process and its workers."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+def timed(seconds: float, tokens_of_next: Callable[[], int]) -> Speed:
+    start, cpu, tokens = time.perf_counter(), cpu_seconds(), 0
+    while time.perf_counter() < start + seconds:
+        tokens += tokens_of_next()
+    return Speed(tokens / (time.perf_counter() - start), tokens / (cpu_seconds() - cpu))
+
+
+def library_speed(root: Path, documents: list[str]) -> Callable[[float], Speed]:
     tokenizer = tokenizers.Tokenizer.from_file(str(root / "tokenizer.json"))
 
-    def run(seconds: float) -> float:
-        start, tokens = time.perf_counter(), 0
-        while time.perf_counter() < start + seconds:
-            tokens += sum(map(len, tokenizer.encode_batch(documents[:1000], add_special_tokens=False)))
-        return tokens / (time.perf_counter() - start)
+    def encode() -> int:
+        return sum(map(len, tokenizer.encode_batch(documents[:1000], add_special_tokens=False)))
 
-    return run
+    return lambda seconds: timed(seconds, encode)
 
 
-def loader_speed(root: Path, lanes: int, workers: int) -> Callable[[float], float]:
+def loader_speed(root: Path, lanes: int, workers: int) -> Callable[[float], Speed]:
     loader = fmsdata.StatefulDataLoader(pipeline(root, lanes), batch_size=8, num_workers=workers, rank=0, world_size=1)
     batches: Iterator[dict[str, Any]] = iter(loader)
     for _ in range(60):
         next(batches)
 
-    def run(seconds: float) -> float:
-        start, tokens = time.perf_counter(), 0
-        while time.perf_counter() < start + seconds:
-            tokens += next(batches)["input_ids"].numel()
-        return tokens / (time.perf_counter() - start)
-
-    return run
+    return lambda seconds: timed(seconds, lambda: next(batches)["input_ids"].numel())
 
 
 def paced_trainer(root: Path, lanes: int, workers: int, rate: int, seconds: float) -> dict[str, float]:
@@ -152,13 +165,17 @@ def main() -> None:
         print(f"{len(documents):,} documents, {size / 1e6:.1f} MB of text, {os.cpu_count()} cores, {args.lanes} lanes")
         runs = {"encode_batch": library_speed(root, documents)}
         runs |= {f"{workers} workers": loader_speed(root, args.lanes, workers) for workers in args.workers}
-        speeds: dict[str, list[float]] = {name: [] for name in runs}
+        speeds: dict[str, list[Speed]] = {name: [] for name in runs}
         for _ in range(3):
             for name, run in runs.items():
                 speeds[name].append(run(args.seconds / 3))
-        own = median(speeds["encode_batch"])
-        for name, values in speeds.items():
-            print(f"{name:13} {median(values):>12,.0f} tokens/s  {median(values) / own:.2f} of the library")
+        own = Speed(*(median(values) for values in zip(*speeds["encode_batch"], strict=True)))
+        for name, measured in speeds.items():
+            wall, cpu = (median(values) for values in zip(*measured, strict=True))
+            print(
+                f"{name:13} {wall:>10,.0f} tokens/s, {wall / own.wall:.2f} of the library; "
+                f"{cpu:>10,.0f} per second of CPU time, {cpu / own.cpu:.2f} of the library"
+            )
         del runs
         for workers in args.workers:
             found, memory = _apart(paced_trainer, root, args.lanes, workers, args.rate, args.seconds)
