@@ -128,6 +128,13 @@ def index_corpus(
     return _indexed(target, counts, notes, text, written=written)
 
 
+def write_counts(root: Location, counts: Mapping[str, Count]) -> Location:
+    """Write the counts of a corpus that was just made, as `index_corpus` would."""
+    file = root / "meta" / OWN
+    file.write_bytes(_table(counts))
+    return file
+
+
 def _by_kind(names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Arrow shards, and files of other formats in folders without Arrow shards."""
     arrow = [name for name in names if name.endswith(ARROW)]

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fmsdata.corpus.selection import Files, has_patterns, select
-from fmsdata.errors import DataError
+from fmsdata.errors import DataError, DeniedError, MissingError
 from fmsdata.formats import SUFFIXES, format_of
 from fmsdata.planning.counts import Counts
 from fmsdata.storage.clients.base import Entry
-from fmsdata.storage.local import FileId, list_files, list_ids
+from fmsdata.storage.local import FileId, file_entry, list_files, list_ids
 from fmsdata.storage.location import Location
 
 ARROW = ".arrow"
@@ -29,6 +29,9 @@ COPIED = re.compile(
     r"|copy[ _-]of[ _-](?P<of_>.+)",
     re.IGNORECASE,
 )
+VALIDATION = "validation"  # the folder with the documents that `fmsdata prepare` held out
+UNFINISHED = ".fmsdata-prepare"  # the folder with its work in progress
+MANIFEST = "fmsdata-prepare.json"  # in `meta` of a corpus that `fmsdata prepare` wrote
 ENOUGH_DOCUMENTS = 100  # so that two shards don't have the same counts by chance
 MOST_CHECKED = 100
 
@@ -100,6 +103,29 @@ def list_shards(folder: Location, files: Files = None) -> ShardList:
         raise DataError(f"{folder}: {folder.why_no_folder()}; check `path` of the source")
     only = f" ({note_of_skipped(found.skipped)})" if found.skipped else _found_instead(folder)
     raise DataError(f"{folder}: no shards; a source is a folder with files ending in {', '.join(SUFFIXES)}{only}")
+
+
+def shard_entries(folder: Location) -> list[Entry]:
+    """The shards below a folder, at least one, with their sizes and versions."""
+    found = list_shards(folder)
+    if folder.local is None:
+        return list(found.entries)
+    entries = []
+    for name in found.names:
+        try:
+            entries.append(file_entry(folder.local, name))
+        except OSError as error:
+            raise DataError(f"{folder / name}: cannot be read: {error.strerror}") from None
+    return entries
+
+
+def held_out(root: Location) -> set[str]:
+    """The folders of a corpus that are no sources: the documents that `fmsdata prepare` held out."""
+    try:
+        files = (root / "meta").level().files
+    except (DeniedError, MissingError):
+        return set()
+    return {VALIDATION} if any(entry.name == MANIFEST for entry in files) else set()
 
 
 def _selected(folder: Location, files: Sequence[str]) -> ShardList:
