@@ -37,7 +37,7 @@ FOLDERS = ("base_data_climbmix", "base_data")  # below the base folder, the newe
 SPLITS = ("train", "val")
 COLUMN = "text"
 LANES = 32
-WINDOW = 128  # rows of a lane that are packed together: about 99% of all places are used
+WINDOW, FIRST = 128, 32  # rows of a lane that are packed together, and at the start: about 99% of all places are used
 IGNORED = -1  # the target that the loss of nanochat ignores
 GATHER_EVERY = 16  # batches between two exchanges of positions; a resume reads at most this many again
 NOWHERE = -1  # for logs: documents come in random order, so there is no file that a run is at
@@ -195,7 +195,7 @@ def _loader(
     reader = ShardReader(_files(data_shards, split), name=split or "documents", column=COLUMN)
     documents = Mixture({reader.name: Tokenize(reader, opened_tokenizer(tokenizer))}, {reader.name: 1})
     begin = bos_of(tokenizer) if bos is None else bos
-    lines = Pack(documents, seq_len=length + 1, mode="bestfit", bol=begin, pad=begin, window=WINDOW)
+    lines = Pack(documents, seq_len=length + 1, mode="bestfit", bol=begin, pad=begin, window=WINDOW, first_window=FIRST)
     return kind(
         Rescalable(lines, lanes=lanes, seed=seed),
         {
