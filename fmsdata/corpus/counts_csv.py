@@ -25,7 +25,7 @@ log = logging.getLogger("fmsdata")
 
 
 def find_counts(folder: Location, shards: list[str], *, some: bool = False) -> tuple[dict[str, Count], Location | None]:
-    """The counts of shards in the nearest `meta` folder that lists them, and the parent of that folder.
+    """The counts of shards in the nearest `meta` folder that lists them, and that folder's parent.
 
     `some`: they are not all shards of the folder.
     """
@@ -50,7 +50,7 @@ def all_counts(root: Location, shards: Sequence[str]) -> dict[str, Count]:
 
 
 def counts_files(root: Location) -> list[Location]:
-    """The counts files in the `meta` folder that are read: the index, if there is one, or all others."""
+    """The counts files in the `meta` folder that are read: the index, or else all others."""
     files = all_counts_files(root)
     return [file for file in files if file.name == INDEX] or files
 

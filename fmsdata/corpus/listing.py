@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from fmsdata.core.wording import counted
 from fmsdata.corpus.selection import Files, has_patterns, select
 from fmsdata.errors import DataError, DeniedError, MissingError
 from fmsdata.formats import SUFFIXES, format_of
@@ -163,13 +164,13 @@ def _found_instead(folder: Location) -> str:
         return "; it has no files"
     counts = ", ".join(f"{count:,} {ending or 'without an ending'}" for ending, count in endings.most_common(3))
     more = "; rename .json files with one object a line to .jsonl" if ".json" in endings else ""
-    return f", but this has {_files(len(names))} ({counts}), such as {names[0]}{more}"
+    return f", but this has {counted(len(names), 'file')} ({counts}), such as {names[0]}{more}"
 
 
 def note_of_skipped(skipped: Sequence[str]) -> str:
     """What to say of files that were left out."""
     return (
-        f"skipped {_files(len(skipped))} that another program left there, such as {skipped[0]}: names like "
+        f"skipped {counted(len(skipped), 'file')} that another program left there, such as {skipped[0]}: names like "
         "cache-*.arrow are those of Hugging Face's caches; if it is data, rename it"
     )
 
@@ -177,7 +178,7 @@ def note_of_skipped(skipped: Sequence[str]) -> str:
 def note_of_others(others: Sequence[str]) -> str:
     """What to say of files of other formats beside Arrow shards."""
     return (
-        f"does not read {_files(len(others))} of other formats beside the Arrow shards, such as {others[0]}; "
+        f"does not read {counted(len(others), 'file')} of other formats beside the Arrow shards, such as {others[0]}; "
         "select them with `files` to read them"
     )
 
@@ -193,7 +194,7 @@ def note_of_copies(
     first = min(pairs)
     how = "is the same file as" if first in same else "has the same counts as"
     return (
-        f"{len(pairs):,} of {_files(len(names))} look like copies of others ({first} {how} {pairs[first]}): "
+        f"{len(pairs):,} of {counted(len(names), 'file')} look like copies of others ({first} {how} {pairs[first]}): "
         "a source that holds both reads their documents twice in every epoch; remove the copies"
     )
 
@@ -259,7 +260,3 @@ def _ids(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, FileId]]:
         with suppress(OSError):
             status = os.stat(folder / name)
             yield name, (status.st_dev, status.st_ino)
-
-
-def _files(number: int) -> str:
-    return f"{number:,} file{'' if number == 1 else 's'}"

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import signal
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,8 +23,11 @@ from fmsdata.core.lane import Lane
 from fmsdata.core.stage import Size
 from fmsdata.core.state import State
 from fmsdata.corpus.tokenizer import open_tokenizer
+from fmsdata.corpus.tokenizer_threads import THREADS
 from fmsdata.errors import ConfigError, DataError, StageError, StateError
 from fmsdata.testing import MakeLoader
+from tests.corpus.test_tokenizer import bpe
+from tests.helpers import worker_processes
 
 SUFFIXES = ["jsonl", "jsonl.gz", "jsonl.zst", "txt", "txt.gz", "txt.zst", "parquet"]
 EOS = 1000
@@ -161,7 +166,7 @@ def test_the_laws_hold_over_every_format_of_text(tmp_path: Path, suffix: str) ->
     make = maker(pipeline(sources(tmp_path, Words())))
     testing.check_same_stream(make, world_sizes=[2, 3, 6], samples=60)
     testing.check_exactly_once(
-        make, stored=stored(tmp_path, suffix), world_sizes=[2, 5, 1, 4, 3], steps=3, epochs=2, most_samples=4000
+        make, stored=stored(tmp_path, suffix), world_sizes=[2, 5, 1, 4, 3], steps=3, most_samples=4000
     )
 
 
@@ -169,7 +174,7 @@ def test_the_laws_hold_over_every_format_of_text(tmp_path: Path, suffix: str) ->
 @pytest.mark.parametrize("pack", [{}, {"mode": "bestfit", "bol": 999, "pad": 0, "window": 4}], ids=["split", "bestfit"])
 def test_restoring_after_any_step_continues_the_same(tmp_path: Path, window: Any, pack: dict[str, Any]) -> None:
     write_corpus(tmp_path)
-    testing.check_restore_anywhere(maker(pipeline(sources(tmp_path, Words()), window=window, pack=pack)), steps=50)
+    testing.check_restore_anywhere(maker(pipeline(sources(tmp_path, Words()), window=window, pack=pack)), steps=26)
 
 
 def test_workers_read_the_same_stream_under_every_start_method(tmp_path: Path) -> None:
@@ -518,3 +523,68 @@ def test_a_long_document_works(tmp_path: Path) -> None:
     write_source(tmp_path, ["ab " * 1_000_000, "c"], shards=1)
     lengths = {len(item) for item in islice(fmsdata.Tokenize(fmsdata.ShardReader(tmp_path), "bytes"), 2)}
     assert lengths == {3_000_000, 1}
+
+
+# In worker processes.
+
+
+class Environment(Words):
+    """Ids that say how many threads the process may use."""
+
+    fingerprint = "environment"
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        parallel = os.environ.get("TOKENIZERS_PARALLELISM", "")
+        threads = int(os.environ.get("RAYON_NUM_THREADS", "0"))
+        return [[{"": 1, "false": 2}[parallel], 10 + threads, 100 + THREADS.count] for _ in texts]
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_workers_share_the_cores_and_the_trainer_keeps_its_environment(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    write_corpus(tmp_path)
+    before, cores = dict(os.environ), len(os.sched_getaffinity(0))
+    data = pipeline(sources(tmp_path, Environment()))
+    workers = cores  # so that each has one core
+    batch = next(iter(maker(data, num_workers=workers, multiprocessing_context=method)(0, 1)))
+    assert {2, 10, 101} <= set(batch["input_ids"].flatten().tolist())
+    assert dict(os.environ) == before
+    assert THREADS.count == cores
+
+
+def test_a_killed_worker_is_an_error_and_the_state_resumes(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    data = pipeline(sources(tmp_path, "bytes"))
+    expected = [batch["provenance"] for batch in islice(maker(data)(0, 1), 60)]
+    others = {process.pid for process in worker_processes()}
+    loader = maker(data, num_workers=2)(0, 1)
+    seen = [next(loader)["provenance"] for _ in range(20)]
+    workers = {process.pid for process in worker_processes()} - others
+    os.kill(max(workers), signal.SIGKILL)
+    with pytest.raises(fmsdata.WorkerError, match="SIGKILL"):
+        seen.extend(next(loader)["provenance"] for _ in range(40))
+    resumed = maker(data, num_workers=1)(0, 1)
+    resumed.load_state_dict(loader.state_dict())
+    seen += [next(resumed)["provenance"] for _ in range(60 - len(seen))]
+    assert seen == expected
+
+
+def test_an_error_of_the_tokenizer_reaches_the_trainer_from_a_worker(tmp_path: Path) -> None:
+    write_source(tmp_path / "web", ["good"] * 40 + ["bad"], shards=1)
+    stage = fmsdata.Tokenize(fmsdata.ShardReader(tmp_path / "web"), Broken(ValueError("no")))
+    data = fmsdata.Rescalable(fmsdata.Pack(stage, seq_len=9), lanes=2)
+    with pytest.raises(StageError, match=r"the tokenizer failed at part-0\.jsonl, document 40 .*ValueError: no"):
+        list(islice(maker(data, num_workers=1)(0, 1), 50))
+
+
+def test_two_loaders_of_one_process_do_not_disturb_one_another(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    bpe().save(str(tmp_path / "tokenizer.json"))
+    data = pipeline(sources(tmp_path, tmp_path / "tokenizer.json"))
+    alone = [batch["input_ids"].tolist() for batch in islice(maker(data)(0, 1), 60)]
+    both = [maker(data, prefetch=2)(0, 1), maker(data, num_workers=1)(0, 1)]
+    for batches in zip(*(islice(loader, 60) for loader in both), [None] * 60, strict=True):
+        assert batches[0]["input_ids"].tolist() == batches[1]["input_ids"].tolist() == alone.pop(0)

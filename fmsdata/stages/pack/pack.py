@@ -37,10 +37,10 @@ class PackMode(Protocol):
         """An iterator over lines."""
 
     def finish(self, pack: "Pack", lane: Lane, state: State) -> tuple[State, Chunk | None]:
-        """The state at the next start of a line at which nothing is in progress, and the tokens until there."""
+        """The state at the next line with nothing in progress, and the tokens until there."""
 
     def start(self, below: State, before: State) -> State:
-        """The state at the start of a line, where `before` was the state of any mode at such a start."""
+        """The state at the start of a line, where `before` was the state of any mode there."""
 
 
 MODES: dict[str, PackMode] = {
@@ -57,13 +57,13 @@ class Pack(Stage):
     With `mode="split"`, documents continue over lines. With `mode="pad"`, a document that does not
     fit starts a new line, the rest of the line is filled with `pad`, and only documents that are
     longer than a line are split. `bol` and `eol` stand at the start and end of each line; where a
-    line already starts or ends with that token, none is added. `mode="split"` ignores `pad`, so that
-    changing the mode is one edit.
+    line already starts or ends with that token, none is added. `mode="split"` ignores `pad`, so
+    that changing the mode is one edit.
 
     With `mode="bestfit"`, documents are placed where they fit best, in windows of `window` lines'
-    worth of tokens. `bol` is the BOS that begins every line, every document in it and every piece of
-    a document that is longer than a line. A line holds at most `max_documents` of them. With `crop`,
-    lines are not padded: a line gets a few tokens too many, and those are thrown away.
+    worth of tokens. `bol` is the BOS that begins every line, every document in it and every piece
+    of a document that is longer than a line. A line holds at most `max_documents` of them. With
+    `crop`, lines are not padded: a line gets a few tokens too many, and those are thrown away.
 
     A window that is not given has 512 lines, or half of what a lane reads in an epoch, but at least 32.
     Over text that is tokenized while it is read, the windows of all lanes hold at most 32 million
@@ -107,7 +107,7 @@ class Pack(Stage):
         self.first_window = None if first_window is None else whole("pack first_window", first_window, least=1)
         check_options(mode, bol=bol, eol=eol, pad=pad, crop=crop, max_documents=max_documents)
         padding = token("pad", pad)
-        # What has no effect is no part of the description: a run may add or drop it.
+        # A value without effect is left out of the description, so a run may add or drop it.
         self.pad = None if MODES[mode].fills_lines or crop else padding
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
