@@ -86,6 +86,13 @@ def arrow_first(names: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     return (arrow, tuple(name for name in names if not name.endswith(ARROW))) if arrow else (list(names), ())
 
 
+def by_kind(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Arrow shards, and files of other formats in folders without Arrow shards."""
+    arrow = [name for name in names if name.endswith(ARROW)]
+    folders = {posixpath.dirname(name) for name in arrow}
+    return arrow, [name for name in names if not name.endswith(ARROW) and posixpath.dirname(name) not in folders]
+
+
 def list_shards(folder: Location, files: Files = None) -> ShardList:
     """The shards of a source, of which there must be at least one, all of one kind unless `files` selects them."""
     if files is not None:
@@ -107,12 +114,13 @@ def list_shards(folder: Location, files: Files = None) -> ShardList:
 
 
 def shard_entries(folder: Location) -> list[Entry]:
-    """The shards below a folder, at least one, with their sizes and versions."""
-    found = list_shards(folder)
+    """The shards of all sources below a folder, at least one, with their sizes and versions."""
+    found = all_shards(folder) if folder.local is None or folder.is_dir() else ShardList([])
+    names = sorted(name for names in by_kind(found.names) for name in names) or list_shards(folder).names
     if folder.local is None:
-        return list(found.entries)
+        return [entry for entry in found.entries if entry.name in set(names)]
     entries = []
-    for name in found.names:
+    for name in names:
         try:
             entries.append(file_entry(folder.local, name))
         except OSError as error:

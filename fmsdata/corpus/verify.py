@@ -16,10 +16,11 @@ from fmsdata.core.checks import whole
 from fmsdata.core.keys import Ints
 from fmsdata.corpus.counts_csv import Count, all_counts
 from fmsdata.corpus.duplicates import document_hashes, joined, repeated
-from fmsdata.corpus.listing import UNFINISHED, find_shards, note_of_copies, note_of_skipped, shard_entries
+from fmsdata.corpus.listing import UNFINISHED, all_shards, note_of_copies, note_of_skipped, shard_entries
 from fmsdata.corpus.progress import showing_progress
 from fmsdata.corpus.scan import Scanned, scan_file
 from fmsdata.errors import FmsdataError
+from fmsdata.formats import format_of
 from fmsdata.storage.clients.base import Entry
 from fmsdata.storage.location import Location
 
@@ -45,6 +46,7 @@ class SourceReport:
 
     name: str
     kind: str = ""  # tokens or text
+    format: str = ""
     dtypes: list[str] = field(default_factory=list)
     shards: int = 0
     documents: int = 0
@@ -135,6 +137,9 @@ class _Verification:
         source.shards += 1
         documents = tokens = 0
         problems = _Few(self, entry.name)
+        source.format = source.format or format_of(entry.name).kind
+        if format_of(entry.name).kind != source.format:
+            problems.once(f"is not {source.format}, like the shards before it in source {source.name!r}")
         try:
             for some in scan_file(self._root / entry.name, entry, self._column, skip_bad=True):
                 documents += len(some.ends) - 1
@@ -208,9 +213,12 @@ class _Verification:
 
     def _take_notes(self, names: Sequence[str], found: dict[str, Count], counts: dict[str, Count]) -> None:
         notes = self._report.notes
-        skipped = find_shards(self._root).skipped
-        if skipped:
-            notes.append(note_of_skipped(skipped))
+        everything = all_shards(self._root)
+        if everything.skipped:
+            notes.append(note_of_skipped(everything.skipped))
+        others = sorted(set(everything.names) - set(names))
+        if others:
+            notes.append(f"{len(others):,} files are not read, such as {others[0]}: there are Arrow shards beside them")
         if len(found) == len(names) and (copies := note_of_copies(self._root, names, found)):
             notes.append(copies)
         lacking = [name for name in names if name not in counts]

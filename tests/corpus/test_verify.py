@@ -5,6 +5,8 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 
@@ -69,20 +71,21 @@ def test_rows_of_files_that_are_gone_are_a_problem(corpus: Path) -> None:
 
 
 def test_bad_lines_and_cut_frames_of_text_are_named(tmp_path: Path) -> None:
-    folder = tmp_path / "web"
-    folder.mkdir()
-    (folder / "a.jsonl").write_bytes(b'{"text": "one"}\n{"text": 1}\nnonsense\n{"text": "four"}')
-    (folder / "b.txt").write_bytes(b"fine\n\xff\xfe\n")
-    (folder / "c.txt.gz").write_bytes(gzip.compress(b"one\ntwo\n" * 1000)[:-6])
-    (folder / "d.zst").write_bytes(zstandard.compress(b"one\ntwo\n" * 1000)[:-6])
-    (folder / "e.txt").write_bytes(b"fine")
+    folder = tmp_path
+    for name in "abcde":
+        (folder / name).mkdir()
+    (folder / "a" / "a.jsonl").write_bytes(b'{"text": "one"}\n{"text": 1}\nnonsense\n{"text": "four"}')
+    (folder / "b" / "b.txt").write_bytes(b"fine\n\xff\xfe\n")
+    (folder / "c" / "c.txt.gz").write_bytes(gzip.compress(b"one\ntwo\n" * 1000)[:-6])
+    (folder / "d" / "d.zst").write_bytes(zstandard.compress(b"one\ntwo\n" * 1000)[:-6])
+    (folder / "e" / "e.txt").write_bytes(b"fine")
     found = problems(tmp_path)
     assert [(shard, document) for shard, document, _ in found] == [
-        ("web/a.jsonl", 1),
-        ("web/a.jsonl", 2),
-        ("web/b.txt", 1),
-        ("web/c.txt.gz", None),
-        ("web/d.zst", None),
+        ("a/a.jsonl", 1),
+        ("a/a.jsonl", 2),
+        ("b/b.txt", 1),
+        ("c/c.txt.gz", None),
+        ("d/d.zst", None),
     ]
     reasons = " ".join(reason for *_, reason in found)
     for words in ("not a string", "not JSON", "not UTF-8", "gzip member", "zstd frame"):
@@ -90,11 +93,19 @@ def test_bad_lines_and_cut_frames_of_text_are_named(tmp_path: Path) -> None:
 
 
 def test_text_and_tokens_in_one_source_are_a_problem(tmp_path: Path) -> None:
-    write_shard(tmp_path / "web" / "a.arrow", [[1]])
-    (tmp_path / "web" / "b.txt").write_text("one\n")
-    (found,) = problems(tmp_path)
-    assert found[0] == "web/b.txt"
-    assert "holds text, but shards before it in source 'web' hold tokens" in found[2]
+    (tmp_path / "web").mkdir()
+    pq.write_table(pa.table({"tokens": [[1, 2], [3]]}), tmp_path / "web" / "a.parquet")
+    pq.write_table(pa.table({"text": ["one", "two"]}), tmp_path / "web" / "b.parquet")
+    (tmp_path / "web" / "c.txt").write_text("one\n")
+    assert problems(tmp_path) == [
+        ("web/b.parquet", None, "holds text, but shards before it in source 'web' hold tokens"),
+        ("web/c.txt", None, "is not parquet, like the shards before it in source 'web'"),
+        ("web/c.txt", None, "holds text, but shards before it in source 'web' hold tokens"),
+    ]
+    write_shard(tmp_path / "web" / "d.arrow", [[1]])
+    report = verify_corpus(tmp_path)
+    assert report.problems == []
+    assert "3 files are not read, such as web/a.parquet" in report.notes[0]
 
 
 def test_duplicates_are_found_across_shards_types_and_layouts(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from fmsdata.corpus.prepare.processes import serve
-serve(int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+serve(int(sys.argv[2]), int(sys.argv[3]))
 """
 PARENT_SECONDS = 0.5  # between two looks at the parent
 ENDING_SECONDS = 5.0
@@ -49,7 +49,7 @@ class Processes:
         """The tasks and their results, as they are done."""
         waiting = list(reversed(tasks))
         while len(self._workers) < min(self._count, len(tasks)):
-            self._workers.append(_Worker(self._job, self._count))
+            self._workers.append(_Worker(self._job))
         busy: dict[Connection[Any, Any], _Worker] = {}
         for worker in self._workers[: len(tasks)]:
             worker.give(waiting.pop())
@@ -68,9 +68,9 @@ class Processes:
 class _Worker:
     """A worker process, as its parent sees it."""
 
-    def __init__(self, job: Job, processes: int) -> None:
+    def __init__(self, job: Job) -> None:
         self.pipe, theirs = Pipe()
-        arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), str(processes)]
+        arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())]
         self._process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *arguments],
             pass_fds=[theirs.fileno()],
@@ -124,11 +124,11 @@ class _Worker:
         return WorkerError(f"worker process {self._process.pid} {how}{task}; run again to continue")
 
 
-def serve(pipe_number: int, parent: int, processes: int) -> None:
+def serve(pipe_number: int, parent: int) -> None:
     """The worker process: runs tasks until its parent closes the pipe or ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    THREADS.share(processes)
+    THREADS.share(os.cpu_count() or 1)  # one core for each worker
     pipe: Connection[Any, Any] = Connection(pipe_number)
     with suppress(EOFError, OSError):
         job: Job = pipe.recv()

@@ -129,6 +129,8 @@ def prepare_corpus(
     )
     done = _finished(target, settings)
     if done is None:
+        if WorkFolder(target).settings() is None:
+            require_empty(target, but=UNFINISHED)
         with only_run(target):
             job = Job(root, target, settings, cloudpickle.dumps(opened))
             with open_engine(engine, job, workers) as running:
