@@ -37,7 +37,8 @@ def convert(
 
     Example: fmsdata convert corpus corpus-lists --dtype uint16 --shard-tokens 100000000
     """
-    from fmsdata.cli.common import counted, print_json
+    from fmsdata.cli.common import print_json
+    from fmsdata.core.wording import counted
     from fmsdata.corpus.convert import convert_corpus
     from fmsdata.errors import ConfigError
     from fmsdata.storage.location import Location

@@ -105,7 +105,7 @@ def prepare(
 
 
 def _print(done: "Prepared") -> None:
-    from fmsdata.cli.common import counted
+    from fmsdata.core.wording import counted
 
     for note in done.notes:
         print(f"note: {note}")

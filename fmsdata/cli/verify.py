@@ -57,7 +57,7 @@ def verify(
 
 
 def _print(report: "VerifyReport") -> None:
-    from fmsdata.cli.common import counted
+    from fmsdata.core.wording import counted
 
     for source in report.sources:
         what = "byte" if source.kind == "text" else "token"

@@ -7,7 +7,7 @@ whose name has `counts` in it. So their files are only compared, unless a user a
 import csv
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from fmsdata.core.wording import counted, few
