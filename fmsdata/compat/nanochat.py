@@ -37,9 +37,9 @@ FOLDERS = ("base_data_climbmix", "base_data")  # below the base folder, the newe
 SPLITS = ("train", "val")
 COLUMN = "text"
 LANES = 32
-WINDOW, FIRST = 128, 32  # rows of a lane that are packed together, and at the start: about 99% of all places are used
+WINDOW, FIRST = 128, 32  # rows of a lane that are packed together, and so many at the start
 IGNORED = -1  # the target that the loss of nanochat ignores
-GATHER_EVERY = 16  # batches between two exchanges of positions; a resume reads at most this many again
+GATHER_EVERY = 16  # batches between two exchanges of positions; a resume reads these again
 NOWHERE = -1  # for logs: documents come in random order, so there is no file that a run is at
 
 
@@ -57,24 +57,25 @@ def tokenizing_distributed_data_loader_bos_bestfit(*args: Any, **kwargs: Any) ->
 
     Takes the arguments of `tokenizing_distributed_data_loader_with_state_bos_bestfit`.
 
-    >>> loader = tokenizing_distributed_data_loader_bos_bestfit(tokenizer, 32, 2048, split="val")     # doctest: +SKIP
-    >>> for inputs, targets in loader:                                                            # doctest: +SKIP
+    >>> loader = tokenizing_distributed_data_loader_bos_bestfit(     # doctest: +SKIP
+    ...     tokenizer, 32, 2048, split="val")
+    >>> for inputs, targets in loader:                               # doctest: +SKIP
     ...     loss = model(inputs, targets)
     """
     return _loader(Batches, *args, **kwargs)
 
 
 def tokenizing_distributed_data_loader_with_state_bos_bestfit(*args: Any, **kwargs: Any) -> "BatchesWithState":
-    """The batches of one rank, endlessly, each with the state to resume after it: `(inputs, targets, state)`.
+    """The batches of one rank, each with the state to resume after it: `(inputs, targets, state)`.
 
-    By the names of the code of nanochat: `tokenizer`, `B`, `T`, `split`, `device`, `resume_state_dict`.
-    By those of its documentation: `tokenizer`, `batch_size`, `sequence_len`, `data_shards`, `world_size`,
-    `rank`, `state`. Without `data_shards` the files are those that nanochat has downloaded. `split` is
-    "train", all files but the last, or "val", the last one.
+    By the names of the code of nanochat: `tokenizer`, `B`, `T`, `split`, `device`,
+    `resume_state_dict`. By those of its documentation: `tokenizer`, `batch_size`, `sequence_len`,
+    `data_shards`, `world_size`, `rank`, `state`. Without `data_shards` the files are those that
+    nanochat has downloaded. `split` is "train", all files but the last, or "val", the last one.
 
-    `lanes` is fixed for a run and at least the world size. `bos` is the token that begins every row, if
-    the tokenizer does not name it. `pending` is the number of batches that the trainer has taken but
-    not trained on when it saves. `num_workers` processes read.
+    `lanes` is fixed for a run and at least the world size. `bos` is the token that begins every
+    row, if the tokenizer does not name it. `pending` is the number of batches that the trainer has
+    taken but not trained on when it saves. `num_workers` processes read.
 
     >>> loader = tokenizing_distributed_data_loader_with_state_bos_bestfit(     # doctest: +SKIP
     ...     tokenizer, 32, 2048, split="train", device="cuda", resume_state_dict=None, pending=1)
@@ -113,9 +114,9 @@ class Batches:
 class BatchesWithState(Batches):
     """An iterator over batches with states.
 
-    A state is plain data, and a few kilobytes. In a run of torch.distributed it covers all ranks, so
-    that it is enough to save that of one: the ranks exchange their positions every few batches, and
-    the state counts the batches since. Otherwise it is that of this rank.
+    A state is plain data, and a few kilobytes. In a run of torch.distributed it covers all ranks,
+    so that it is enough to save that of one: the ranks exchange their positions every few batches,
+    and the state counts the batches since. Otherwise it is that of this rank.
     """
 
     def __init__(self, data: Rescalable, options: State, states: list[State], pending: int) -> None:
@@ -283,7 +284,7 @@ def _loader_state(state: Any, lanes: int) -> State:
 
 
 def _later(saved: State, batches: int, lanes: int) -> State:
-    """A state this many batches later: how many lines of each lane they hold follows from the schedule."""
+    """A state this many batches later: the schedule says how many lines of each lane they hold."""
     step = number(saved, "step") + batches
     lines = Schedule([Segment(*segment) for segment in saved["history"]], lanes).lines(step).tolist()
     texts = {}

@@ -1,8 +1,8 @@
-"""Tokenizers in the shape of nanochat's: `encode(text or texts)`, `get_bos_token_id()`, `decode(ids)`.
+"""Tokenizers in the shape of nanochat's: `encode(text)`, `decode(ids)`, `get_bos_token_id()`.
 
-Its two classes wrap a tokenizer of a library, which is used directly: it is faster, has an identity,
-and text that spells a special token stays text. Any other object of that shape is known by what its
-ids decode to.
+Its two classes wrap a tokenizer of a library, which is used directly: it is faster, has an
+identity, and text that spells a special token stays text. Any other object of that shape is known
+by what its ids decode to.
 """
 
 from typing import Any

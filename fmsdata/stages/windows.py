@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from fmsdata.core.state import State
 
-TOKENIZED = 1 << 25  # tokens in the windows of all lanes; as many again are tokenized for the next windows
+TOKENIZED = 1 << 25  # tokens in the windows of all lanes; as many again are tokenized ahead
 GROWTH = 4  # each window is larger than the one before by a part of it, until it has its full size
 
 

@@ -20,8 +20,8 @@ from fmsdata.stages.pack.bestfit import BestFitMode
 from fmsdata.stages.pack.cut import CutMode
 from fmsdata.stages.windows import TOKENIZED, saved_windows
 
-# The lines' worth of documents that `bestfit` packs together: at most WINDOW, and at most half of what a
-# lane reads in an epoch, but at least LEAST. The first windows over text have FIRST lines.
+# The lines' worth of documents that `bestfit` packs together: at most WINDOW, and at most half of
+# what a lane reads in an epoch, but at least LEAST. The first windows over text have FIRST lines.
 WINDOW, LEAST, FIRST = 512, 32, 8
 EPOCH_PER_WINDOW = 2
 
@@ -65,10 +65,10 @@ class Pack(Stage):
     of a document that is longer than a line. A line holds at most `max_documents` of them. With
     `crop`, lines are not padded: a line gets a few tokens too many, and those are thrown away.
 
-    A window that is not given has 512 lines, or half of what a lane reads in an epoch, but at least 32.
-    Over text that is tokenized while it is read, the windows of all lanes hold at most 32 million
-    tokens, and they begin with `first_window` lines, 8 if it is not given. A run keeps the numbers
-    that it started with.
+    A window that is not given has 512 lines, or half of what a lane reads in an epoch, but at least
+    32. Over text that is tokenized while it is read, the windows of all lanes hold at most 32
+    million tokens, and they begin with `first_window` lines, 8 if it is not given. A run keeps the
+    numbers that it started with.
 
     >>> lines = Pack(docs, seq_len=4097, mode="split")                     # doctest: +SKIP
     >>> lines = Pack(docs, seq_len=4097, mode="bestfit", bol=1, pad=0)     # doctest: +SKIP
