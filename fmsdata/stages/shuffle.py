@@ -88,7 +88,7 @@ class _ShuffleIterator(StageIterator):
     """The state is the state below at the start of the window, its number, and the items taken."""
 
     def __init__(self, stage: Shuffle, lane: Lane, state: State | None) -> None:
-        self._size = stage.window
+        self._size = stage.window  # at the end of a finite pass, what is left
         self._key = key_of(lane.seed, "shuffle", lane.source, lane.index, stage.twins_below())
         self._below = Cursor(stage.below.open(lane, part(state, "below")))
         self._number = number(state, "window")
@@ -102,8 +102,11 @@ class _ShuffleIterator(StageIterator):
         if self._read:
             self._number, self._skip = self._number + 1, 0
             self._anchor = self._below.state()
-        self._read = True
+            self._read = False
         window = self._below.take(self._size)
+        self._read, self._size = True, len(window)
+        if self._skip >= self._size:
+            raise StateError(f"'taken' is {self._skip}, but the window has only {self._size} items")
         order = keyed_order(self._size, key_of(self._key, self._number))
         return window.take(order[self._skip :])
 

@@ -94,11 +94,17 @@ class Pack(Stage):
         self.window = whole("pack window", window, least=1)
         check_options(mode, bol=bol, eol=eol, pad=pad, crop=crop, max_documents=max_documents)
         padding = token("pad", pad)
+        self._fill = padding or 0  # what fills up the last line of a finite pass, in every mode
         # What has no effect is no part of the description: a run may add or drop it.
         self.pad = None if MODES[mode].fills_lines or crop else padding
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
         return MODES[self.mode].open(self, lane, state)
+
+    @property
+    def fill(self) -> int:
+        """The token that fills up a finite pass: `pad` of any mode, or 0."""
+        return self._fill
 
     def parameters(self) -> State:
         described = super().parameters()
