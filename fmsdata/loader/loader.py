@@ -161,7 +161,7 @@ class StatefulDataLoader:
     def _batches(self, iteration: int) -> Iterator[dict[str, Any]]:
         with self._saving.on_sigterm(self._state):
             try:
-                if self._pass_is_over():
+                if self.ended:
                     self._warn_that_pass_is_over()
                 while not self._at_end():
                     yield self._next_batch()
@@ -185,7 +185,7 @@ class StatefulDataLoader:
                 "create one with batches = iter(loader), and call next(batches)"
             )
         if self._at_end():
-            if self.evaluation and self._pass_is_over():
+            if self.evaluation and self.ended:
                 self._from_the_top()
             raise StopIteration
         return self._next_batch()
@@ -201,8 +201,21 @@ class StatefulDataLoader:
             )
         return self.steps
 
-    def _pass_is_over(self) -> bool:
-        """Whether this is the end of a finite pass."""
+    @property
+    def pass_lines(self) -> list[int]:
+        """How many lines each lane has in a finite pass. Waits until that is planned.
+
+        >>> sum(loader.pass_lines)     # doctest: +SKIP
+        18264
+        """
+        if self._pass is None:
+            raise ConfigError("the stream has no end: give the Rescalable epochs=1, or the configuration `epochs: 1`")
+        lines: list[int] = self._pass.plan.lines.tolist()
+        return lines
+
+    @property
+    def ended(self) -> bool:
+        """Whether the loader is at the end of a finite pass. An endless stream never is."""
         return self._pass is not None and self._positions.step >= self._pass.step(self._positions, self._history)
 
     def _warn_that_pass_is_over(self) -> None:
@@ -406,7 +419,7 @@ class StatefulDataLoader:
     def _at_end(self) -> bool:
         """Whether the iteration ends here. Called when the trainer asks for a batch: saves what is due."""
         ended = self._ends.reached(self._positions.step)
-        over = self._pass_is_over()
+        over = self.ended
         self._saving.save_if_due(self._positions, self._state, ended=ended or over)
         if ended:
             self._ends.move_to(self._positions.step)
