@@ -288,7 +288,7 @@ def check_equal_ends(make: MakeLoader, *, world_sizes: Iterable[int], progress: 
         if len(set(ends)) > 1 or ends[0][0] != ends[0][1]:
             raise LawBroken(f"at world size {world_size} the ranks end after these steps, with these lengths: {ends}")
         if len(reference) != int(limits.sum()):
-            raise LawBroken(f"at world size {world_size} the pass has {len(reference)} samples, expected {limits.sum()}")
+            raise LawBroken(f"at world size {world_size} there are {len(reference)} samples, expected {limits.sum()}")
     return len(reference)
 
 

@@ -64,7 +64,7 @@ def make_loader(
         **dict(config.loader),
         task=make_task(config),
         checkpoint=make_checkpoints(config, read_only=read_only),
-        evaluation=config.evaluation if isinstance(config.evaluation, bool) else dict(config.evaluation),
+        evaluation=evaluation_of(config),
         rank=rank,
         world_size=world_size,
         **ranks,
@@ -86,6 +86,11 @@ def build_data(config: Config) -> Rescalable:
     )
     epochs = config.epochs or (1 if config.evaluation else None)
     return Rescalable(Shuffle(lines, **dict(config.shuffle)), lanes=config.lanes, seed=config.seed, epochs=epochs)
+
+
+def evaluation_of(config: Config) -> bool | dict[str, int | None]:
+    """The `evaluation` of a configuration, as a loader takes it."""
+    return config.evaluation if isinstance(config.evaluation, bool) else dict(config.evaluation)
 
 
 def make_task(config: Config) -> Task:

@@ -138,9 +138,7 @@ class Schedule:
         lines = before.copy()
         for rank in range(segment.world_size):
             mine, limits = before[rank :: segment.world_size], self._limits[rank :: segment.world_size]
-            lines[rank :: segment.world_size] = after_samples(
-                mine, limits, (step - segment.step) * segment.batch_size
-            )
+            lines[rank :: segment.world_size] = after_samples(mine, limits, (step - segment.step) * segment.batch_size)
         return lines
 
 

@@ -127,7 +127,7 @@ def test_restoring_after_any_step_of_a_pass_gives_the_rest_and_the_same_end(
 )
 def test_the_schedule_of_a_pass_is_what_the_ranks_take(limits: list[int], segments: list[tuple[int, int, int]]) -> None:
     lanes = len(limits)
-    step, history = 0, []
+    step, history = 0, list[Segment]()
     taken = dict.fromkeys(range(lanes), 0)
     for world_size, batch_size, steps in segments:
         world_size = 1 + (world_size - 1) % lanes
@@ -196,8 +196,8 @@ def test_one_document_and_a_batch_larger_than_everything(tmp_path: Path) -> None
     for rank in range(2):
         (batch,) = make(rank, 2)
         assert batch["input_ids"].shape == (1000, 16)
-    rows = [row for rank in range(2) for batch in make(rank, 2) for row in batch["provenance"] if row]
-    assert sorted(sum(rows, [])) == [("web", "part-0.arrow", 0, 0, 3)] * 2
+    spans = [span for rank in range(2) for batch in make(rank, 2) for row in batch["provenance"] for span in row]
+    assert spans == [("web", "part-0.arrow", 0, 0, 3)] * 2
 
 
 def test_a_set_in_which_no_document_is_long_enough_is_an_error(tmp_path: Path) -> None:
@@ -226,8 +226,12 @@ def test_a_source_with_weight_0_is_not_read_and_max_epochs_holds(shared_corpus: 
     assert {span.source for batch in batches for row in batch["provenance"] for span in row} == {"wiki"}
     sources = {"web": {"weight": 1, "max_epochs": 1}, "wiki": {"weight": 1}}
     batches = list(maker(shared_corpus, epochs=3, sources=sources)(0, 1))
-    seen = Counter((span.source, epoch) for batch in batches for row, epochs in zip(
-        batch["provenance"], batch["epochs"], strict=True) for span, epoch in zip(row, epochs, strict=True))
+    seen = Counter(
+        (span.source, epoch)
+        for batch in batches
+        for row, epochs in zip(batch["provenance"], batch["epochs"], strict=True)
+        for span, epoch in zip(row, epochs, strict=True)
+    )
     assert {key for key in seen if key[0] == "web"} == {("web", 0)}
     assert {key for key in seen if key[0] == "wiki"} == {("wiki", 0), ("wiki", 1), ("wiki", 2)}
 
@@ -254,9 +258,8 @@ def test_the_last_line_of_split_is_padded_and_its_padding_has_no_labels(tmp_path
 def test_after_the_end_there_is_nothing_more_and_a_warning_says_so(shared_corpus: Path) -> None:
     make = maker(shared_corpus, epochs=1, loader__batch_size=40)
     loader = make(0, 1)
-    assert not loader.ended
-    steps = len(list(loader))
-    assert loader.ended
+    before, steps, after = loader.ended, len(list(loader)), loader.ended
+    assert (before, after) == (False, True)
     with pytest.raises(StopIteration):
         next(loader)
     with pytest.warns(FmsdataWarning, match=f"the pass has ended at step {steps}"):
@@ -374,9 +377,7 @@ def test_shards_with_other_lengths_than_planned_are_an_error(tmp_path: Path) -> 
         list(other)
 
 
-def test_the_plan_is_kept_and_used_again(
-    shared_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plan_is_kept_and_used_again(shared_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("fmsdata.run.finite.KEPT_SECONDS", -1.0)
     lines = maker(shared_corpus, epochs=1)(0, 1).pass_lines
