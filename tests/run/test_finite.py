@@ -2,6 +2,9 @@
 
 import itertools
 import json
+import multiprocessing
+import os
+import signal
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -17,6 +20,7 @@ from fmsdata import testing
 from fmsdata.core.lane import Lane
 from fmsdata.errors import ConfigError, DataError, FmsdataWarning, StateError
 from fmsdata.planning.schedule import Schedule, Segment, Turns, after_samples
+from fmsdata.trace import Trace
 from tests.helpers import closed, documents, maker, opened, write_source
 
 MODES: list[dict[str, Any]] = [
@@ -441,3 +445,72 @@ def test_every_task_marks_what_fills_up(shared_corpus: Path, task: dict[str, Any
     outputs = [name for name in fmsdata.core.options.OUTPUT_NAMES if not name.startswith("label")]
     make = maker(shared_corpus, epochs=1, task=task, loader__batch_size=13, loader__outputs=outputs)
     testing.check_equal_ends(make, world_sizes=[24])
+
+
+def _read_until_killed(root: Path, folder: Path, world_size: int, steps: int) -> None:
+    """Hand out some steps of a pass on all ranks, log them, and die in the middle of the next."""
+    make = maker(root, epochs=1, lanes=6, loader__batch_size=2, checkpoint={"path": str(folder / "saved"), "every": 1})
+    loaders = [make(rank, world_size) for rank in range(world_size)]
+    with (folder / "log.jsonl").open("w") as log:
+        for step in range(steps + 1):
+            for rank, loader in enumerate(loaders):
+                batch = next(loader)  # saves the step before
+                log.write(json.dumps([step, batch["provenance"], batch["epochs"]]) + "\n")
+                log.flush()
+                if step == steps and rank == world_size // 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.filterwarnings("ignore:.*can't be used:fmsdata.errors.FmsdataWarning")
+@pytest.mark.parametrize("steps", range(8))
+def test_a_pass_that_is_killed_resumes_at_another_world_size(shared_corpus: Path, tmp_path: Path, steps: int) -> None:
+    process = multiprocessing.get_context("fork").Process(
+        target=_read_until_killed, args=(shared_corpus, tmp_path, 3, steps)
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    saved = {"path": str(tmp_path / "saved"), "every": None}
+    make = maker(shared_corpus, epochs=1, lanes=6, loader__batch_size=2, checkpoint=saved)
+    loaders = [make(rank, 4) for rank in range(4)]
+    (resumed,) = {loader.state_dict()["step"] for loader in loaders}
+    assert resumed in (steps, max(0, steps - 1)), "only the newest step may be incomplete"
+    seen: Counter[Any] = Counter()
+    for line in (tmp_path / "log.jsonl").read_text().splitlines():
+        step, rows, _ = json.loads(line)
+        if step < resumed:
+            seen.update(tuple(span) for row in rows for span in row)
+    ends = set()
+    for loader in loaders:
+        for batch in loader:
+            seen.update(tuple(span) for row in batch["provenance"] for span in row)
+        ends.add(loader.state_dict()["step"])
+        loader.close()
+    alone = maker(shared_corpus, epochs=1, lanes=6)(0, 1)
+    assert seen == Counter(tuple(span) for batch in alone for row in batch["provenance"] for span in row)
+    assert len(ends) == 1
+
+
+def test_the_steps_of_a_pass_can_be_traced(shared_corpus: Path, tmp_path: Path) -> None:
+    make = maker(
+        shared_corpus, epochs=1, lanes=6, loader__batch_size=4, checkpoint={"path": str(tmp_path / "saved"), "every": 5}
+    )
+    loaders = [make(rank, 2) for rank in range(2)]
+    steps = [[batch["provenance"] for batch in loader] for loader in loaders]
+    for loader in loaders:
+        loader.close()
+    run = Trace(loaders[0].data, checkpoints=fmsdata.Checkpoints(str(tmp_path / "saved"), read_only=True))
+    last = len(steps[0]) - 1
+    for step in (0, last - 1, last):
+        seen = run.step(step)
+        for rank in range(2):
+            expected = [[row, *span] for row, spans in enumerate(steps[rank][step]) for span in spans]
+            assert [
+                [span.row, span.source, span.shard, span.document, span.start, span.stop]
+                for span in seen
+                if span.rank == rank
+            ] == expected
+    with pytest.raises(ConfigError, match=f"the pass ends after {last + 1} steps"):
+        run.step(last + 1)
+    (found,) = run.documents(["web/part-0.arrow#3"])
+    assert sum(span.stop - span.start for span in found.seen) == found.stop - found.start
