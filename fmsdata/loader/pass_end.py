@@ -6,6 +6,7 @@ rank knows. So all ranks end at the same step without asking each other: see `fm
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,15 @@ class PassEnd:
 
     def __init__(self, data: Rescalable, samples: int | None, checkpoint: Checkpoints | None) -> None:
         self._lanes = data.lanes
-        self._planning = data.plan(samples, plan_folder(checkpoint))
+        self._start_plan = partial(data.plan, samples, plan_folder(checkpoint))
+        self._start_plan()
         self.filler = filler_line(check_finite(data.lines))
         self._step: int | None = None
 
     @property
     def plan(self) -> PassPlan:
-        """The lines of all lanes. Waits for the plan."""
-        return self._planning.result()
+        """The lines of all lanes. Waits for the plan; after a failure, plans again."""
+        return self._start_plan().result()
 
     def move(self) -> None:
         """The loader was moved: from there on, the pass may end at another step."""

@@ -28,7 +28,7 @@ import numpy as np
 
 from fmsdata.core.chunk import Chunk
 from fmsdata.core.fork_gate import ForkGate
-from fmsdata.core.iterator import Exhausted
+from fmsdata.core.iterator import Exhausted, StageIterator
 from fmsdata.core.keys import Ints
 from fmsdata.core.spans import PADDING, Buffer
 from fmsdata.core.stage import Stage
@@ -109,17 +109,21 @@ class _PlannedLane:
         lines = data.lines
         while isinstance(lines, Shuffle):  # it changes their order, not their number
             lines = lines.below
-        self._iterator = lines.open(data.lane(index, host))
-        self.lines, self.ended = 0, False
+        self._iterator: StageIterator | None = lines.open(data.lane(index, host))  # None: it has ended
+        self.lines = 0
+
+    @property
+    def ended(self) -> bool:
+        return self._iterator is None
 
     def count(self, most: int, gate: AbstractContextManager[None], stopped: Callable[[], bool]) -> None:
         """Count lines until the lane ends, or there are this many."""
-        while not self.ended and self.lines < most and not stopped():
+        while self._iterator is not None and self.lines < most and not stopped():
             try:
                 with gate:
                     self.lines += len(self._iterator.read())
             except Exhausted:
-                self.ended = True
+                self._iterator = None
 
 
 def plan_pass(
@@ -182,9 +186,9 @@ class PlanInBackground:
         _RUNNING.add(self)
 
     @property
-    def is_here(self) -> bool:
-        """Whether this process can get the plan: a fork has no thread of its parent."""
-        return self._plan is not None or self._error is not None or self._process == os.getpid()
+    def is_usable(self) -> bool:
+        """Whether this process gets a plan from it: it has not failed, and a fork has no thread of its parent."""
+        return self._plan is not None or (self._error is None and self._process == os.getpid())
 
     def result(self) -> PassPlan:
         """The plan."""

@@ -119,12 +119,12 @@ class Rescalable(IterableDataset[Item]):
         )
 
     def plan(self, samples: int | None = None, folder: Location | None = None) -> "PlanInBackground":
-        """Plan a finite pass, or its first samples, in a thread; or what was planned before.
+        """Plan a finite pass, or its first samples, in a thread; or what was planned before, if that did not fail.
 
         `folder` is where the plan is kept.
         """
         plan = self._plans.get(samples)
-        if plan is None or not plan.is_here:
+        if plan is None or not plan.is_usable:
             self._plans[samples] = plan = PlanInBackground(self, samples, folder)
         return plan
 
