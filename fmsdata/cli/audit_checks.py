@@ -7,11 +7,11 @@ from rich.progress import Progress
 
 from fmsdata import testing
 from fmsdata.cli.audit import LEAST_SAMPLES, MOST_SAMPLES
-from fmsdata.cli.common import listed
 from fmsdata.cli.outlook import mixture_of, window_of
 from fmsdata.config.build import build_data, make_loader
 from fmsdata.config.sections import Config
 from fmsdata.core.stage import Stage
+from fmsdata.core.wording import listed
 from fmsdata.errors import ConfigError
 from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.run.rescalable import Rescalable
@@ -125,9 +125,14 @@ class Audit:
 
     def _exactly_once(self, report: Report, bar: Progress) -> None:
         documents = self.config.documents
-        folders = {name: reader.path for name, reader in _readers(self.data.lines).items()}
+        readers = _readers(self.data.lines)
         stored = testing.StoredDocuments(
-            folders, strip=documents.strip, min_length=documents.min_length, column=documents.column
+            {name: reader.path for name, reader in readers.items()},
+            strip=documents.strip,
+            min_length=documents.min_length,
+            column=documents.column,
+            tokenizer=documents.tokenizer or "bytes",
+            files={name: reader.files for name, reader in readers.items()},
         )
         account = testing.Account(stored, epochs=int(self.epoch))
         try:

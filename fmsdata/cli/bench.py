@@ -18,13 +18,13 @@ from fmsdata.cli.common import (
     Rank,
     WorldSize,
     console,
-    counted,
     endless,
     live,
     parse_overrides,
     print_json,
     without_checkpoint,
 )
+from fmsdata.core.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -21,6 +21,7 @@ from fmsdata.stages.mixture import Mixture, stages_down_to_mixture
 from fmsdata.stages.pack import MODES
 from fmsdata.stages.shard_reader import CHUNK_DOCUMENTS, CHUNK_TOKENS, ShardReader
 from fmsdata.stages.shuffle import Shuffle
+from fmsdata.stages.tokenize import Tokenize, reader_of
 
 LARGEST_DRIFT = 0.05  # of an epoch, above which a source is warned about
 LARGE_WINDOWS = 4 << 30  # bytes of the windows of a worker
@@ -34,7 +35,7 @@ KEPT, BUILT = 1.3, 2.0  # memory of a window: in each lane, and in addition whil
 def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: int) -> dict[str, Any]:
     """What a run will do up to this many tokens. None: as many as the corpus has."""
     mixture = mixture_of(data)
-    readers: dict[str, Any] = dict(mixture.sources)
+    readers: dict[str, Any] = {name: reader_of(source) for name, source in mixture.sources.items()}
     tokens = tokens or _all_tokens(mixture, data.epochs)
     taken = expected_tokens(mixture, tokens, data.epochs)
     lanes_per_rank = len(data.lanes_of(0, world_size))
@@ -51,6 +52,7 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
     is_remote = any(reader.path.local is None for reader in readers.values())
     prefetched = config.storage.prefetch_bytes if is_remote else 0
     windows = _windows(sources, line, window, lanes_per_worker)
+    tokenized = _tokenized(mixture, sources, data.lines.window_tokens(), lanes_per_worker)
     report = {
         "seed": data.seed,
         "lanes": data.lanes,
@@ -78,8 +80,9 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
                 (source["proposed_lanes"] for source in sources.values() if source["proposed_lanes"]), default=None
             ),
         },
-        "windows_per_worker_bytes": windows,
-        "memory_per_worker_bytes": windows + _memory(config, sources, line, lanes_per_worker) + prefetched,
+        "windows_per_worker_bytes": windows + tokenized,
+        "tokenized_per_worker_bytes": tokenized,
+        "memory_per_worker_bytes": windows + tokenized + _memory(config, sources, line, lanes_per_worker) + prefetched,
         "remote_shards_per_worker_bytes": prefetched,
         "remote_shards_in_windows_bytes": _remote_in_windows(readers, sources, line * window * lanes_per_worker),
     }
@@ -112,7 +115,7 @@ def _pass(config: Config, data: Rescalable, world_size: int) -> dict[str, Any]:
 
 
 def window_of(stage: Stage) -> int:
-    """The longest window of a pipeline, in lines: of a shuffle, or of best-fit packing; 1 without them."""
+    """The longest window of a pipeline, in lines, of a shuffle or of best-fit packing; else 1."""
     below = max(map(window_of, stage.children().values()), default=1)
     return max(stage.window if isinstance(stage, Shuffle) else stage.window_items(), below)
 
@@ -123,12 +126,14 @@ def mixture_of(data: Rescalable) -> Mixture:
 
 
 def _source(reader: ShardReader, mixture: Mixture, lanes: int, taken: float, tokens: int) -> dict[str, Any]:
-    size = reader.size()
-    blocks = cut_blocks(reader.counts, lanes, reader.block_tokens).blocks
+    source = mixture.sources[reader.name]
+    size = source.size()
+    blocks = cut_blocks(reader.counts, lanes, reader.block_size).blocks
     return {
         "shards": len(reader.counts.shards),
         "documents": size.documents,
         "tokens": size.tokens,
+        "tokens_are_estimated": isinstance(source, Tokenize) and not source.is_counted,
         "share": mixture.phase_at(0).weights[reader.name],
         "share_of_all": taken / tokens,
         "tokens_read": round(taken),
@@ -141,12 +146,12 @@ def _source(reader: ShardReader, mixture: Mixture, lanes: int, taken: float, tok
 
 
 def _drift(reader: ShardReader, lanes: int, world_size: int) -> dict[str, Any]:
-    """How far lanes are apart at the end of an epoch, and the lanes that would keep it within the bound."""
-    far = drift(reader.counts, lanes, reader.block_tokens)
+    """The drift of a source, and the number of lanes that would keep it within the bound."""
+    far = drift(reader.counts, lanes, reader.block_size)
     proposed = None
     if far > LARGEST_DRIFT:
         proposed = lanes_within(
-            reader.counts, reader.block_tokens, bound=LARGEST_DRIFT, below=lanes, world_size=world_size
+            reader.counts, reader.block_size, bound=LARGEST_DRIFT, below=lanes, world_size=world_size
         )
     return {"drift": far, "proposed_lanes": proposed}
 
@@ -173,8 +178,17 @@ def _windows(sources: Mapping[str, Any], line: int, window: int, lanes: int) -> 
     return int(window * spans * SPAN_BYTES * (KEPT * lanes + BUILT))
 
 
+def _tokenized(mixture: Mixture, sources: Mapping[str, Any], window: int, lanes: int) -> int:
+    """The bytes of tokens that some lanes hold of text: of their windows, and as many for the next ones."""
+    return sum(
+        round(2 * window * sources[name]["share_of_all"] * lanes * source.token_bytes)
+        for name, source in mixture.sources.items()
+        if isinstance(source, Tokenize)
+    )
+
+
 def _memory(config: Config, sources: Mapping[str, Any], line: int, lanes: int) -> int:
-    """Roughly the bytes that a worker (or the trainer, if none) needs besides windows and mapped shards."""
+    """Roughly the bytes that a worker needs besides windows and mapped shards."""
     documents = sum(
         min(CHUNK_DOCUMENTS, 1 + CHUNK_TOKENS / source["mean_document"], source["documents"])
         for source in sources.values()
@@ -197,7 +211,7 @@ def _remote_in_windows(readers: Mapping[str, ShardReader], sources: Mapping[str,
 def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
     lanes, tokens, sources = report["lanes"], report["tokens"], report["sources"]
     in_windows = lanes * report["lines"]["window"] * report["lines"]["tokens"]
-    readers = {name: stage for name, stage in mixture.sources.items() if isinstance(stage, ShardReader)}
+    readers = {name: reader for name, stage in mixture.sources.items() if (reader := reader_of(stage))}
     remote = {name for name, reader in readers.items() if reader.path.local is None}
 
     def those(condition: Callable[[str, Any], bool], describe: Callable[[Any], str]) -> str:
@@ -214,6 +228,10 @@ def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
 
     if found := those(is_unread, lambda _: "weight 0"):
         yield f"not read at all: {found}"
+    if found := those(lambda _, source: source["tokens_are_estimated"], lambda source: f"{short(source['tokens'])}"):
+        yield (
+            f"text, whose tokens are an estimate of a quarter of its bytes: {found}; the numbers of epochs are as rough"
+        )
     if found := those(lambda _, source: source["epochs"] > MANY_EPOCHS, epochs):
         yield f"read many times in {short(tokens)} tokens: {found}; lower their weights, or set max_epochs"
     if found := those(
@@ -294,12 +312,12 @@ def _describe_drift(source: Any) -> str:
 def _doubled_sources(readers: Mapping[str, ShardReader]) -> Iterator[str]:
     """Sources whose folders are copies of one another, or inside one another."""
     for first, second in combinations(readers, 2):
-        one, two = readers[first], readers[second]
-        if one.path.url == two.path.url:
+        a, b = readers[first], readers[second]
+        if a.path.url == b.path.url:
             continue
-        if one.counts.digest == two.counts.digest and counts_tell_apart(one.counts):
+        if a.counts.digest == b.counts.digest and counts_tell_apart(a.counts):
             yield f"sources {first!r} and {second!r} have the same shards, by names and counts: one may be a copy"
-        for outer, inner in ((one, two), (two, one)):
+        for outer, inner in ((a, b), (b, a)):
             if f"{inner.path.absolute().url}/".startswith(f"{outer.path.absolute().url}/"):
                 yield (
                     f"{inner.path} is a folder inside another source, {outer.path}: "

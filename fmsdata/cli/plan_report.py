@@ -9,9 +9,10 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from fmsdata.cli.common import counted, short
+from fmsdata.cli.common import short
 from fmsdata.cli.outlook import MANY_EPOCHS
 from fmsdata.core.stage import Stage
+from fmsdata.core.wording import counted, few
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.stages.mixture import Mixture
 from fmsdata.stages.shard_reader import ShardReader
@@ -74,7 +75,11 @@ def _sources(report: Mapping[str, Any]) -> Table:
         epochs = f"{source['epochs']:.2f}" if source["epochs"] < 1000 else short(source["epochs"])
         table.add_row(
             name,
-            *(short(source[key]) for key in ("documents", "tokens", "mean_document")),
+            short(source["documents"]),
+            *(
+                ("~" if source["tokens_are_estimated"] else "") + short(source[key])
+                for key in ("tokens", "mean_document")
+            ),
             f"{source['share']:.2%}",
             *([f"{source['share_of_all']:.2%}"] if changing else []),
             short(source["tokens_read"]),
@@ -98,11 +103,10 @@ def _phases(report: Mapping[str, Any]) -> Table:
 
 def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     sizes = report["same_stream_at_world_sizes"]
-    shown = ", ".join(map(str, sizes[:MOST_WORLD_SIZES]))
-    shown += f" and {len(sizes) - MOST_WORLD_SIZES} more" if len(sizes) > MOST_WORLD_SIZES else ""
     yield (
         "same stream",
-        f"on {shown} ranks; on any other number up to {report['lanes']:,}, nothing is lost or repeated either",
+        f"on {few(sizes, MOST_WORLD_SIZES)} ranks; on any other number up to {report['lanes']:,}, "
+        "nothing is lost or repeated either",
     )
     lines = report["lines"]
     if report["pass"] is not None:
@@ -129,11 +133,12 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"when an epoch's worth of {name!r} was read, {source['drift']:.1%} of it is already of the next epoch"
         + ("; less of the other sources" if len(report["sources"]) > 1 else ""),
     )
-    prefetched = report["remote_shards_per_worker_bytes"]
+    prefetched, tokenized = report["remote_shards_per_worker_bytes"], report["tokenized_per_worker_bytes"]
     yield (
         "memory",
         f"up to about {_megabytes(report['memory_per_worker_bytes'])} per worker, "
-        f"{_megabytes(report['windows_per_worker_bytes'])} of it for shuffle windows, "
+        f"{_megabytes(report['windows_per_worker_bytes'])} of it for shuffle windows"
+        + (f" with the tokens of text ({_megabytes(tokenized)}), " if tokenized else ", ")
         + (f"{_megabytes(prefetched)} for remote shards" if prefetched else "plus memory-mapped shards"),
     )
 

@@ -6,9 +6,9 @@ from itertools import cycle
 from rich.console import Console
 from rich.text import Text
 
-from fmsdata.cli.common import counted
 from fmsdata.cli.preview import Decode
 from fmsdata.cli.preview_rows import ShownBatch, ShownRow
+from fmsdata.core.wording import counted
 from fmsdata.tasks.base import IGNORED
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
@@ -42,7 +42,8 @@ def _print_row(row: ShownRow, decode: Decode, full: bool, out: Console) -> None:
         line, origin = lines[-1], piece.origin
         if origin is None:
             times = f" x {len(piece.tokens)}" if len(piece.tokens) > 1 else ""
-            line.append(f" ⟨{decode(piece.tokens[:1])}{times}⟩", "dim")
+            token = decode(piece.tokens[:1]).removeprefix("⟨").removesuffix("⟩")  # an id without text has them already
+            line.append(f" ⟨{token}{times}⟩", "dim")
         else:
             colour, document = colours[origin[:3]], f"{origin.source}/{origin.shard}#{origin.document}"
             line.append(f" {document}[{origin.start}:{origin.stop}]", f"bold {colour}")

@@ -2,8 +2,8 @@
 
 An iterator works for one lane. It has two methods: `read` returns the next chunk of items, and
 `state(taken)` returns the state after that many items of the chunk, as plain data from which
-`Stage.open` starts a new iterator. Where chunks begin and end has no meaning; only the order of items
-has.
+`Stage.open` starts a new iterator. Where chunks begin and end has no meaning; only the order of
+items has.
 """
 
 from abc import ABC, abstractmethod
@@ -36,6 +36,10 @@ class StageIterator(ABC):
     @abstractmethod
     def state(self, taken: int) -> State:
         """The state after the first `taken` items of the last chunk (0 before the first chunk)."""
+
+    def next_items(self) -> int | None:
+        """How many items the next chunk will have, if that is known."""
+        return None
 
 
 class Cursor:

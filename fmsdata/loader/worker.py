@@ -23,9 +23,10 @@ import numpy as np
 import torch
 
 from fmsdata.core.chunk import Row
+from fmsdata.corpus.tokenizer_threads import THREADS
 from fmsdata.errors import ConfigError
 from fmsdata.loader.fork_server import watch_process
-from fmsdata.loader.reply import Failure, Reply, ReplySize, join_lines, write_reply
+from fmsdata.loader.reply import Reply, ReplySize, WorkerFailure, join_lines, write_reply
 from fmsdata.loader.shared_memory import SharedMemory
 from fmsdata.loader.worker_note import WorkerNote
 from fmsdata.prefetch.open_files import OpenFiles
@@ -65,7 +66,8 @@ class Channel(NamedTuple):
 
     def close(self) -> None:
         self.requests.close()
-        for memory in (self.note.memory, *self.memories):
+        self.note.close()
+        for memory in self.memories:
             memory.close()
 
 
@@ -77,10 +79,11 @@ class Surroundings(NamedTuple):
     folder: str
     trainer: int  # its process id
     worker: int  # the number of the worker
+    workers: int
 
     @classmethod
-    def of_trainer(cls, worker: int) -> "Surroundings":
-        return cls(list(sys.path), dict(os.environ), os.getcwd(), os.getpid(), worker)
+    def of_trainer(cls, worker: int, workers: int) -> "Surroundings":
+        return cls(list(sys.path), dict(os.environ), os.getcwd(), os.getpid(), worker, workers)
 
     def take_over(self) -> None:
         sys.path[:] = self.path
@@ -108,6 +111,7 @@ def serve_worker(descriptors: Sequence[int]) -> None:
         reader: RoundReader | FailedReader
         try:
             surroundings.take_over()
+            THREADS.share(surroundings.workers)
             reader = RoundReader(pickle.loads(text), channel)
         except Exception as error:
             reader = FailedReader(_unreadable(error), channel.memories)
@@ -123,6 +127,7 @@ def run_worker(spec: WorkerSpec, channel: Channel, inherited: Sequence[Connectio
         connection.close()
     _detach_from_trainer(spec.index, channel)
     _end_with_trainer(spec.trainer, channel.requests)
+    THREADS.share(spec.workers)
     with suppress(EOFError, ConnectionError):
         _reply_to_requests(RoundReader(spec, channel), channel.requests)
 
@@ -138,8 +143,8 @@ def _reply_to_requests(reader: "RoundReader | FailedReader", requests: Connectio
         requests.send(reader.read(pending.popleft()))
 
 
-def _unreadable(error: Exception) -> Failure:
-    return Failure.of(
+def _unreadable(error: Exception) -> WorkerFailure:
+    return WorkerFailure.of(
         ConfigError(
             f"the pipeline can't be used in a worker process: {type(error).__name__}: {error}; functions and classes "
             "must be in a module that workers can import, or in the script or notebook itself; or use "
@@ -151,7 +156,7 @@ def _unreadable(error: Exception) -> Failure:
 class FailedReader:
     """Takes the place of a reader that could not be created: every reply says why."""
 
-    def __init__(self, failure: Failure, memories: Sequence[SharedMemory]) -> None:
+    def __init__(self, failure: WorkerFailure, memories: Sequence[SharedMemory]) -> None:
         self._failure, self._memories = failure, deque(memories)
 
     def read(self, batches: int) -> ReplySize:  # noqa: ARG002
@@ -167,14 +172,14 @@ class RoundReader:
         self._lane_set = set(spec.lanes)
         self._turns = spec.positions.turns(None if spec.plan is None else spec.plan.lines)
         self._round = 0
-        self._failure: Failure | None = None
+        self._failure: WorkerFailure | None = None
         try:
             share = len(spec.lanes) / spec.data.lanes
             files = OpenFiles(share, lambda block: channel.note.write(str(block)), spec.data.versions)
             self._lanes = spec.data.start(spec.lanes, spec.positions.states(spec.lanes), files)
             self._lanes.expect(spec.plan)
         except Exception as error:
-            self._failure = Failure.of(error)
+            self._failure = WorkerFailure.of(error)
 
     def read(self, batches: int) -> ReplySize:
         """Read the lines of the next round, as far as possible.
@@ -194,12 +199,12 @@ class RoundReader:
                         rows += more_rows
                         passed += more_passed
         except Exception as error:
-            self._failure = Failure.of(error)
+            self._failure = WorkerFailure.of(error)
         try:
             if rows:
                 return self._write(memory, rows, passed)
         except Exception as error:
-            self._failure = Failure.of(error)
+            self._failure = WorkerFailure.of(error)
         return write_reply(memory, Reply(failure=self._failure))
 
     def _write(self, memory: SharedMemory, rows: list[Row], passed: list[Milestone]) -> ReplySize:

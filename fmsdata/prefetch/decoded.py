@@ -1,18 +1,16 @@
-"""Decoded record batches: compressed shards on a local disk, within a budget of bytes.
+"""Decoded record batches, row groups and stretches of lines, within a budget of bytes.
 
-A record batch is decoded as a whole, but a block takes only some of its documents. So the decoded
-batches that were used last are kept for the other blocks and lanes of the process, and a block gets
+Such a part of a shard is decoded as a whole, but a block takes only some of its documents. So the decoded
+parts that were used last are kept for the other blocks and lanes of the process, and a block gets
 a copy of its own documents. Both count. When the copies that the pipeline holds take more than
 their part, the oldest are dropped, and copied again from the shard if a line needs them.
 """
 
 import math
 import warnings
-import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import partial
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -22,6 +20,7 @@ from fmsdata.core.keys import Ints
 from fmsdata.core.tokens import StoredTokens, Tokens
 from fmsdata.errors import FmsdataWarning
 from fmsdata.formats.base import Decoded
+from fmsdata.prefetch.held_tokens import HeldTokens
 
 SHARE = 1 / 2  # of the budget, for decoded batches: the rest is for copies
 WARN_BYTES, WARN_RATIO = 4 << 30, 16  # decoded, in all and for each byte of documents
@@ -34,12 +33,9 @@ class DecodedBatches:
         self._budget = budget or math.inf
         self._batches: OrderedDict[Hashable, Decoded] = OrderedDict()
         self._batch_bytes = 0
-        self._numbers = count()
-        self._copies: OrderedDict[int, tuple[weakref.ref[CopiedTokens], int]] = OrderedDict()
-        self._copy_bytes = 0
+        self._copies = HeldTokens()
         self._decoded = self._copied = 0  # bytes so far
         self._warned = False
-        self._dropped: deque[int] = deque()  # any thread may find that tokens are gone: settled later
 
     def get(self, key: Hashable, decode: Callable[[], Decoded]) -> Decoded:
         """A decoded record batch. The last one is kept even if it is larger than the budget."""
@@ -60,23 +56,23 @@ class DecodedBatches:
         return Block(copies, block.array, block.start, block.length)
 
     def record(self, tokens: "CopiedTokens", size: int) -> int:
-        """Count tokens until the pipeline drops them. If it holds too many now, the oldest are taken back."""
-        while self._dropped:
-            self._copy_bytes -= self._copies.pop(self._dropped.popleft(), (None, 0))[1]
+        """Count tokens until the pipeline drops them.
+
+        If it holds too many now, the oldest are revoked.
+        """
+        self._copies.sweep()
         self._copied += size
-        number = next(self._numbers)
-        self._copies[number] = weakref.ref(tokens, lambda _: self._dropped.append(number)), size
-        self._copy_bytes += size
-        while self._copy_bytes > self._budget * (1 - SHARE) and len(self._copies) > 1:
-            _, (reference, size) = self._copies.popitem(last=False)
-            self._copy_bytes -= size
-            if (oldest := reference()) is not None:
-                oldest.revoke()
+        number = self._copies.add(tokens, size)
+        self._copies.revoke_down_to(self._budget * (1 - SHARE))
         return number
+
+    def count_copied(self, size: int) -> None:
+        """A block of this size was copied, and is accounted for elsewhere."""
+        self._copied += size
 
     def touch(self, number: int) -> None:
         """These tokens are used now."""
-        self._copies.move_to_end(number)
+        self._copies.touch(number)
 
     def _count(self, size: int) -> None:
         self._decoded += size
@@ -85,14 +81,17 @@ class DecodedBatches:
             warnings.warn(
                 f"{self._decoded:,} bytes of compressed record batches were decoded for {self._copied:,} bytes of "
                 f"documents, because storage.prefetch_bytes is {self._budget:,}: raise it, or write the shards without "
-                "compression or with smaller record batches",
+                "compression or with smaller record batches (row groups, frames)",
                 FmsdataWarning,
                 stacklevel=2,
             )
 
 
 class CopiedTokens:
-    """The tokens of a block that was decoded. They may be dropped, and are then read again when they are needed."""
+    """The tokens of a block that was decoded.
+
+    They may be dropped, and are then read again when they are needed.
+    """
 
     def __init__(self, owner: DecodedBatches, tokens: Tokens, again: Callable[[], Tokens]) -> None:
         self._owner, self._again = owner, again

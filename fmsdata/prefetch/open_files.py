@@ -1,7 +1,7 @@
 """Open files: what the lanes that are read together share, mapped shards and fetched blocks.
 
-`OpenFiles` is the host of its lanes. It decides how the blocks of a source are read: from mapped files if they are
-local, else through the prefetch buffer.
+`OpenFiles` is the host of its lanes. It decides how the blocks of a source are read: from mapped
+files if they are local, else through the prefetch buffer.
 """
 
 import math
@@ -30,14 +30,14 @@ OPEN_SHARDS = 256
 
 
 def _ignore(block: BlockName) -> None:
-    """Nobody wants to know what is read."""
+    """The default: nothing is done with it."""
 
 
 class OpenFiles:
     """The most recently used local shards, mapped, and blocks of remote shards.
 
-    `share` of the run's lanes are read together. Nothing is opened before it is read. `versions` are
-    those of the run: a file must look as it did when any part of the run first opened it.
+    `share` of the run's lanes are read together. Nothing is opened before it is read. `versions`
+    are those of the run: a file must look as it did when any part of the run first opened it.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class OpenFiles:
                 share=self._share,
                 queues=buffer.queues,
                 layouts=buffer.layouts,
+                decoded=buffer.decoded,
             )
         return RemoteBlocks(buffer, self._remote[key], order, lane)
 
@@ -142,8 +143,12 @@ class MappedBlocks:
         path = files.path(shard)
         file = self._opened.mapped.get(path)
         with file:
-            opened = open_shard(file, str(path), files.column)
-            files.counts.require(shard, documents=opened.documents, tokens=opened.known_tokens, source=self._source)
+            if shard in files.copies:
+                copy = files.copies[shard]
+                opened = open_shard(self._opened.mapped.get(copy), str(copy))
+            else:
+                opened = open_shard(file, str(path), files.column, index=files.lines.get(shard))
+            files.require(shard, opened, self._source)
         opened.keep = partial(self._keep, shard)
         return file, opened
 

@@ -1,22 +1,23 @@
 """Search for documents in a past run.
 
-A document is in one block, and each epoch gives that block to one lane, at one place of its order. So
-only that lane has to be replayed, and only if some lane of the run has come that far.
+A document is in one block, and each epoch gives that block to one lane, at one place of its order.
+So only that lane has to be replayed, and only if some lane of the run has come that far.
 """
 
-import difflib
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from fmsdata.core.checks import suggestion
 from fmsdata.core.chunk import provenance
 from fmsdata.core.spans import DOCUMENT
+from fmsdata.core.state import number as state_number
 from fmsdata.core.state import part
 from fmsdata.errors import ConfigError
 from fmsdata.planning.blocks import cut_blocks
@@ -25,16 +26,17 @@ from fmsdata.run.replay import Replay, Seen, blocks_done
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.stages.mixture import Mixture, stages_down_to_mixture
 from fmsdata.stages.shard_reader import ShardReader
+from fmsdata.stages.tokenize import reader_of, with_max_epochs
 
 NAME = re.compile(r"(.+)#([0-9]{1,18})")
-LISTED = 10  # names that a message lists
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """A document, and all that was seen of it: an epoch holds its tokens `start` to `stop`.
 
-    The two are equal for a document that is skipped because too few tokens are left after stripping.
+    The two are equal for a document that is skipped because too few tokens are left after
+    stripping.
     """
 
     source: str
@@ -66,7 +68,7 @@ def find_documents(replay: Replay, names: Iterable[str], until: int) -> list[Fou
     seen: dict[_Document, list[Seen]] = {document: [] for document in requested}
     lanes = _lanes_of(replay, [document for document in seen if document.start < document.stop], until)
     for done, (lane, occurrences) in enumerate(sorted(lanes.items())):
-        for document, part_seen in _search(replay, lane, occurrences, until, done, len(lanes)):
+        for document, part_seen in _search(replay, lane, occurrences, until=until, done=done, lanes=len(lanes)):
             seen[document].append(part_seen)
     return [
         Found(
@@ -86,14 +88,20 @@ def _document(replay: Replay, name: str) -> _Document:
     readers = _readers(replay.data)
     source, shard, number = _parse(name, readers)
     reader = readers[source]
-    plan = cut_blocks(reader.counts, replay.data.lanes, reader.block_tokens)
+    plan = cut_blocks(reader.counts, replay.data.lanes, reader.block_size)
     block = plan.block_of(reader.counts.shards.index(shard), number)
     document = _Document(source, shard, number, block, plan.blocks, 0, 0)
     lane, place = _place(replay.data, document, 0)
     state = {"block": place, "document": 0}
-    chunk = reader.with_max_epochs(None).open(replay.lane(lane).named(source), state).read()
-    spans = [span for spans in provenance(chunk) for span in spans if span[:3] == document[:3]]
-    return document._replace(start=spans[0].start, stop=spans[0].stop) if spans else document
+    stage = with_max_epochs(stages_down_to_mixture(replay.data.lines)[-1].children()[source], None)
+    iterator = stage.open(replay.lane(lane).named(source), state)
+    while True:  # a source that is tokenized gives a block in several chunks
+        chunk = iterator.read()
+        spans = [span for spans in provenance(chunk) for span in spans if span[:3] == document[:3]]
+        if spans:
+            return document._replace(start=spans[0].start, stop=spans[0].stop)
+        if state_number(iterator.state(len(chunk)), "block") > place:
+            return document
 
 
 def _place(data: Rescalable, document: _Document, epoch: int) -> tuple[int, int]:
@@ -130,9 +138,9 @@ def _lanes_of(replay: Replay, documents: Iterable[_Document], until: int) -> dic
 
 
 def _search(
-    replay: Replay, lane: int, occurrences: _Occurrences, until: int, done: int, lanes: int
+    replay: Replay, lane: int, occurrences: _Occurrences, *, until: int, done: int, lanes: int
 ) -> Iterator[tuple[_Document, Seen]]:
-    """Replay a lane, from the last checkpoint before any of these documents, until all are found."""
+    """Replay a lane from the last checkpoint before these documents, until all are found."""
 
     def too_late(step: int) -> bool:
         blocks = blocks_done(part(replay.states(step, [lane])[lane], "anchor"))
@@ -160,7 +168,7 @@ def _search(
 def _readers(data: Rescalable) -> dict[str, ShardReader]:
     """The sources, if they are shards that one mixture reads."""
     stage = stages_down_to_mixture(data.lines)[-1]
-    readers = {name: source for name, source in stage.children().items() if isinstance(source, ShardReader)}
+    readers = {name: reader for name, source in stage.children().items() if (reader := reader_of(source))}
     if not isinstance(stage, Mixture) or len(readers) < len(stage.sources):
         raise ConfigError("documents can only be traced if the pipeline has one Mixture, of ShardReaders")
     return readers
@@ -178,7 +186,7 @@ def _parse(name: str, readers: Mapping[str, ShardReader]) -> tuple[str, str, int
     fitting = [source for source in sorted(readers, key=len, reverse=True) if path.startswith(f"{source}/")]
     if not fitting:
         folder = path.rpartition("/")[0] or path
-        raise ConfigError(f"document {name!r}: there is no such source; {_suggestion(folder, sorted(readers))}")
+        raise ConfigError(f"document {name!r}: there is no such source; {suggestion(folder, sorted(readers))}")
     for source in fitting:
         shard, counts = path[len(source) + 1 :], readers[source].counts
         if shard in counts.shards:
@@ -186,13 +194,5 @@ def _parse(name: str, readers: Mapping[str, ShardReader]) -> tuple[str, str, int
             if number >= documents:
                 raise ConfigError(f"document {name!r}: the shard has {documents} documents, 0 to {documents - 1}")
             return source, shard, number
-    close = _suggestion(path[len(fitting[0]) + 1 :], readers[fitting[0]].counts.shards)
+    close = suggestion(path[len(fitting[0]) + 1 :], readers[fitting[0]].counts.shards)
     raise ConfigError(f"document {name!r}: source {fitting[0]!r} has no such shard; {close}")
-
-
-def _suggestion(given: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(given, known, n=3)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
-    return f"there are {', '.join(known[:LISTED])}{more}"

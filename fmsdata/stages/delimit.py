@@ -1,6 +1,7 @@
 """Delimit: a BOS token before each document and an EOS token after it, unless it already has them.
 
-A document that comes in parts (see `fmsdata.stages.mixture.leftovers`) gets them only at its own start and end.
+A document that comes in parts (see `fmsdata.stages.mixture.leftovers`) gets them only at its own
+start and end.
 """
 
 from fmsdata.core.checks import token
@@ -8,7 +9,7 @@ from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import StageIterator
 from fmsdata.core.lane import Lane
 from fmsdata.core.spans import BEGINS, CONTINUED, UNFINISHED
-from fmsdata.core.stage import Stage
+from fmsdata.core.stage import Stage, tokens_only
 from fmsdata.core.state import State
 
 
@@ -19,7 +20,7 @@ class Delimit(Stage):
     """
 
     def __init__(self, below: Stage, *, bos: int | None = None, eos: int | None = None) -> None:
-        super().__init__(below)
+        super().__init__(tokens_only(below, "Delimit"))
         self.bos = token("bos", bos)
         self.eos = token("eos", eos)
 

@@ -325,19 +325,11 @@ def test_what_a_finite_pass_cannot_have_is_refused(shared_corpus: Path, tmp_path
         iter(fmsdata.Rescalable(lines, lanes=2, epochs=1))
     with pytest.raises(TypeError, match="no end"):
         len(maker(shared_corpus)(0, 1))
-
-    class Words(fmsdata.Stage):
-        def __init__(self) -> None:
-            self.name = "words"
-
-        def children(self) -> dict[str, fmsdata.Stage]:
-            return {}
-
-        def holds_text(self) -> bool:
-            return True
-
-    with pytest.raises(ConfigError, match=r"fmsdata index --tokenizer"):
-        fmsdata.Rescalable(fmsdata.Pack(Words(), seq_len=9), lanes=2, epochs=1)
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "a.jsonl").write_text('{"text": "one two"}\n')
+    text = fmsdata.Tokenize(fmsdata.ShardReader(tmp_path / "words"), "bytes")
+    with pytest.raises(ConfigError, match=r"'words' is text: .*fmsdata index --tokenizer"):
+        fmsdata.Rescalable(fmsdata.Pack(text, seq_len=9), lanes=2, epochs=1)
 
 
 def test_a_pass_is_not_edited_on_resume(shared_corpus: Path) -> None:
@@ -412,7 +404,7 @@ def test_stats_of_a_pass(shared_corpus: Path) -> None:
     assert stats.tokens == 2 * sum(len(tokens) for tokens in stored(shared_corpus).values())
     assert {name: source.epochs for name, source in stats.sources.items()} == {"web": 2.0, "wiki": 2.0}
     for source in stats.sources.values():
-        assert source.share == pytest.approx(source.wanted)
+        assert source.share == pytest.approx(source.planned)
 
 
 def test_a_stage_of_the_users_own_ends_too(shared_corpus: Path) -> None:

@@ -11,7 +11,7 @@ from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import StageIterator
 from fmsdata.core.lane import Lane
 from fmsdata.core.options import Mode
-from fmsdata.core.stage import Stage, endless
+from fmsdata.core.stage import Stage, endless, tokens_only
 from fmsdata.core.state import State
 from fmsdata.errors import ConfigError
 from fmsdata.stages.pack import pad, split
@@ -32,10 +32,10 @@ class PackMode(Protocol):
         """An iterator over lines."""
 
     def finish(self, pack: "Pack", lane: Lane, state: State) -> tuple[State, Chunk | None]:
-        """The state at the next start of a line at which nothing is in progress, and the tokens until there."""
+        """The state at the next line with nothing in progress, and the tokens until there."""
 
     def start(self, below: State, before: State) -> State:
-        """The state at the start of a line, where `before` was the state of any mode at such a start."""
+        """The state at the start of a line, where `before` was the state of any mode there."""
 
 
 MODES: dict[str, PackMode] = {
@@ -52,13 +52,13 @@ class Pack(Stage):
     With `mode="split"`, documents continue over lines. With `mode="pad"`, a document that does not
     fit starts a new line, the rest of the line is filled with `pad`, and only documents that are
     longer than a line are split. `bol` and `eol` stand at the start and end of each line; where a
-    line already starts or ends with that token, none is added. `mode="split"` ignores `pad`, so that
-    changing the mode is one edit.
+    line already starts or ends with that token, none is added. `mode="split"` ignores `pad`, so
+    that changing the mode is one edit.
 
     With `mode="bestfit"`, documents are placed where they fit best, in windows of `window` lines'
-    worth of tokens. `bol` is the BOS that begins every line, every document in it and every piece of
-    a document that is longer than a line. A line holds at most `max_documents` of them. With `crop`,
-    lines are not padded: a line gets a few tokens too many, and those are thrown away.
+    worth of tokens. `bol` is the BOS that begins every line, every document in it and every piece
+    of a document that is longer than a line. A line holds at most `max_documents` of them. With
+    `crop`, lines are not padded: a line gets a few tokens too many, and those are thrown away.
 
     >>> lines = Pack(docs, seq_len=4097, mode="split")                     # doctest: +SKIP
     >>> lines = Pack(docs, seq_len=4097, mode="bestfit", bol=1, pad=0)     # doctest: +SKIP
@@ -77,7 +77,7 @@ class Pack(Stage):
         max_documents: int | None = None,
         window: int = WINDOW,
     ) -> None:
-        super().__init__(endless(below, "Pack"))
+        super().__init__(tokens_only(endless(below, "Pack"), "Pack"))
         if mode not in MODES:
             raise ConfigError(f"pack mode is {mode!r}; it must be {' or '.join(map(repr, MODES))}")
         self.mode = mode
@@ -94,8 +94,8 @@ class Pack(Stage):
         self.window = whole("pack window", window, least=1)
         check_options(mode, bol=bol, eol=eol, pad=pad, crop=crop, max_documents=max_documents)
         padding = token("pad", pad)
-        self._fill = padding or 0  # what fills up the last line of a finite pass, in every mode
-        # What has no effect is no part of the description: a run may add or drop it.
+        self._fill = padding or 0  # fills up the last line of a finite pass, in every mode
+        # A value without effect is left out of the description, so a run may add or drop it.
         self.pad = None if MODES[mode].fills_lines or crop else padding
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
