@@ -3,15 +3,16 @@
     python benchmarks/finite.py --tokens 1e9
 
 Documents are lognormal, 1,000 tokens long on average, as uint16 in shards of 62,500 documents, with an
-EOS behind each. The shards are written once to --folder. Each mode is planned in a process of its own
-with a cold plan, but with the shards in the page cache. Also shown: which part of all rows is padding at
-some world sizes.
+EOS behind each. The shards are written to a temporary folder, or once to --folder. Each mode is planned in a
+process of its own, with the shards in the page cache. Also shown: which part of all rows is padding at some
+world sizes.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -81,15 +82,22 @@ def main() -> None:
     options = argparse.ArgumentParser(description="Measure how long planning a finite pass takes.")
     options.add_argument("--tokens", type=float, default=1e9)
     options.add_argument("--lanes", type=int, default=192)
-    options.add_argument("--folder", type=Path, default=Path("bench-data/finite"))
+    options.add_argument("--folder", type=Path)
     options.add_argument("--mode", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.mode:
         print(json.dumps(measure(given.folder, given.mode, given.lanes)))
         return
-    write_corpus(given.folder, given.tokens)
+    with tempfile.TemporaryDirectory() as temporary:
+        report(given.folder or Path(temporary), given.tokens, given.lanes)
+
+
+def report(folder: Path, tokens: float, lanes: int) -> None:
+    """Write the corpus, unless it is there, and plan it in each mode."""
+    write_corpus(folder, tokens)
     for mode in MODES:
-        done = subprocess.run([sys.executable, *sys.argv, "--mode", mode], check=True, capture_output=True, text=True)
+        options = ["--folder", str(folder), "--lanes", str(lanes), "--mode", mode]
+        done = subprocess.run([sys.executable, __file__, *options], check=True, capture_output=True, text=True)
         found = json.loads(done.stdout)
         filled = ", ".join(f"{share:.1%} at world size {size}" for size, share in found["filled"].items())
         print(
