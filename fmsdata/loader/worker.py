@@ -30,6 +30,7 @@ from fmsdata.loader.reply import Reply, ReplySize, WorkerFailure, join_lines, wr
 from fmsdata.loader.shared_memory import SharedMemory
 from fmsdata.loader.worker_note import WorkerNote
 from fmsdata.prefetch.open_files import OpenFiles
+from fmsdata.run.finite import PassPlan
 from fmsdata.run.positions import Milestone, Positions
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.tasks.batch import gather, padding_of
@@ -48,6 +49,7 @@ class WorkerSpec:
     batch_size: int
     needs_lines: bool
     trainer: int  # its process id
+    plan: PassPlan | None = None  # of a finite pass
 
     @property
     def lanes(self) -> list[int]:
@@ -168,13 +170,14 @@ class RoundReader:
     def __init__(self, spec: WorkerSpec, channel: Channel) -> None:
         self._spec, self._memories = spec, channel.memories
         self._lane_set = set(spec.lanes)
-        self._turns = spec.positions.turns()
+        self._turns = spec.positions.turns(None if spec.plan is None else spec.plan.lines)
         self._round = 0
         self._failure: WorkerFailure | None = None
         try:
             share = len(spec.lanes) / spec.data.lanes
             files = OpenFiles(share, lambda block: channel.note.write(str(block)), spec.data.versions)
             self._lanes = spec.data.start(spec.lanes, spec.positions.states(spec.lanes), files)
+            self._lanes.expect(spec.plan)
         except Exception as error:
             self._failure = WorkerFailure.of(error)
 

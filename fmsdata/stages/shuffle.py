@@ -126,8 +126,11 @@ class _ShuffleIterator(StageIterator):
             self._number, self._skip = self._number + 1, 0
             self._size = self._size_of(self._number)
             self._anchor = self._below.state()
-        self._read = True
+            self._read = False
         window = self._below.take(self._size)
+        self._read, self._size = True, len(window)
+        if self._skip >= self._size:
+            raise StateError(f"'taken' is {self._skip}, but the window has only {self._size} items")
         order = keyed_order(self._size, key_of(self._key, self._number))
         return window.take(order[self._skip :])
 

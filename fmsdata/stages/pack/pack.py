@@ -107,11 +107,17 @@ class Pack(Stage):
         self.first_window = None if first_window is None else whole("pack first_window", first_window, least=1)
         check_options(mode, bol=bol, eol=eol, pad=pad, crop=crop, max_documents=max_documents)
         padding = token("pad", pad)
+        self._fill = padding or 0  # fills up the last line of a finite pass, in every mode
         # A value without effect is left out of the description, so a run may add or drop it.
         self.pad = None if MODES[mode].fills_lines or crop else padding
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
         return MODES[self.mode].open(self, lane, state)
+
+    @property
+    def fill(self) -> int:
+        """The token that fills up a finite pass: `pad` of any mode, or 0."""
+        return self._fill
 
     def parameters(self) -> State:
         described = super().parameters()
