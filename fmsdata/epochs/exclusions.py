@@ -1,0 +1,88 @@
+"""Sets of rows that are taken out, and their compact text in a state.
+
+A few ids are a JSON list. Many are a compressed bitmap: a million of ten million rows are some
+800 KB. The text is made once, however many states it is in.
+"""
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fmsdata.core.keys import Ints
+from fmsdata.core.state import EDITED, shown
+from fmsdata.errors import ConfigError, StateError
+
+FEW = 64  # ids that are written as a list
+
+
+class Exclusions:
+    """An immutable set of rows.
+
+    >>> some = Exclusions.none().with_ids(np.array([17, 3]))
+    >>> some.text, len(some.without_ids(np.array([3])))
+    ('[3, 17]', 1)
+    """
+
+    def __init__(self, ids: Ints) -> None:
+        self.ids = ids  # sorted, each once
+
+    @classmethod
+    def none(cls) -> "Exclusions":
+        return cls(np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def with_ids(self, ids: Ints) -> "Exclusions":
+        return Exclusions(np.union1d(self.ids, ids))
+
+    def without_ids(self, ids: Ints) -> "Exclusions":
+        return Exclusions(np.setdiff1d(self.ids, ids))
+
+    @cached_property
+    def text(self) -> str:
+        """The set as a text for a state."""
+        if len(self.ids) <= FEW:
+            return json.dumps(self.ids.tolist())
+        bits = np.zeros(int(self.ids[-1]) + 1, np.bool_)
+        bits[self.ids] = True
+        return base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 6)).decode()
+
+    @classmethod
+    def parse(cls, text: Any, rows: int) -> "Exclusions":
+        """The set of a text that comes from a state of a dataset with this many rows."""
+        try:
+            if text.startswith("["):
+                ids = np.array(json.loads(text), np.int64).reshape(-1)
+            else:
+                unpack = zlib.decompressobj()
+                data = unpack.decompress(base64.b64decode(text, validate=True), rows // 8 + 1)
+                if not unpack.eof:
+                    raise ValueError("it is longer than the rows")
+                ids = np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8)))
+        except (AttributeError, TypeError, ValueError, OverflowError, RecursionError, zlib.error) as error:
+            raise StateError(f"the excluded rows are {shown(text)} ({error}): {EDITED}") from None
+        if len(ids) and (ids[0] < 0 or ids[-1] >= rows or (np.diff(ids) <= 0).any()):
+            raise StateError(f"the excluded rows are {shown(text)}, expected different ids below {rows}: {EDITED}")
+        return cls(ids)
+
+
+def checked_ids(ids: Any, rows: int) -> Ints:
+    """The ids of rows that a user gave, or an error that names the wrong one."""
+    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+        raise ConfigError(f"ids is {shown(ids)}; it must be the ids of some rows, as in exclude([3, 17])")
+    given = np.asarray(ids if hasattr(ids, "__array__") else list(ids)).reshape(-1)
+    if given.size and given.dtype.kind not in "iu":
+        raise ConfigError(f"ids are {shown(given.tolist())}; the id of a row is a whole number, its `index`")
+    wrong = given[(given < 0) | (given >= rows)]
+    if wrong.size:
+        raise ConfigError(
+            f"{wrong[0]} is not the id of a row: there are {rows} rows, with the ids 0 to {rows - 1}; "
+            "use the `index` that is in the batch"
+        )
+    return np.unique(given.astype(np.int64))
