@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from fmsdata.core.spans import Span
     from fmsdata.core.stage import Stage
     from fmsdata.corpus.shard_writer import write_shard
+    from fmsdata.epochs.mixture import RowMixture
+    from fmsdata.epochs.sampler import EpochSampler
     from fmsdata.errors import (
         CheckpointError,
         ConfigError,
@@ -53,6 +55,8 @@ _HOMES = {
     "core.spans": ["Span"],
     "core.stage": ["Stage"],
     "corpus.shard_writer": ["write_shard"],
+    "epochs.mixture": ["RowMixture"],
+    "epochs.sampler": ["EpochSampler"],
     "errors": [
         "CheckpointError",
         "ConfigError",
@@ -94,6 +98,7 @@ __all__ = [
     "CountsError",
     "DataError",
     "Delimit",
+    "EpochSampler",
     "FillInTheMiddle",
     "Filter",
     "FmsdataError",
@@ -107,6 +112,7 @@ __all__ = [
     "Pack",
     "Phase",
     "Rescalable",
+    "RowMixture",
     "ShardReader",
     "Shuffle",
     "Span",

@@ -1,9 +1,17 @@
 """What a dataset of rows must have: a length and `[]`; `__getitems__` is used where there is one."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from fmsdata.errors import ConfigError, DataError
+
+
+class Rows(Protocol):
+    """A dataset with a length and rows by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int, /) -> Any: ...
 
 
 def length(rows: Any, name: str = "rows") -> int:
