@@ -10,7 +10,6 @@ batches are cut from the samples, one after the other, and each rank takes its p
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -41,9 +40,8 @@ class Layout(NamedTuple):
     world_size: int
 
 
-@dataclass(frozen=True, eq=False)
-class Cursor:
-    """A position in an epoch."""
+class Cursor(NamedTuple):
+    """A position in an epoch. Two are the same only if they are the same object."""
 
     epoch: int
     position: int  # samples of this epoch that were handed out
@@ -65,12 +63,12 @@ class Cursor:
 
     def recut(self, layout: Layout) -> "Cursor":
         """The same position, from which the global batches are cut anew."""
-        return replace(self, cut=self.position, step=self.steps(layout))
+        return self._replace(cut=self.position, step=self.steps(layout))
 
     def excluding(self, excluded: Exclusions) -> "Cursor":
         """The same position, with other exclusions for the rest of the epoch."""
         order = self.order.changed(self.position - self.start, excluded=excluded)
-        return replace(self, order=order, start=self.position)
+        return self._replace(order=order, start=self.position)
 
     def _with_due_changes(self, layout: Layout) -> "Cursor":
         """With the weights that hold from here on."""
@@ -78,7 +76,7 @@ class Cursor:
         if not due or (self.position - self.cut) % layout.global_batch:
             return self
         order = self.order.changed(self.position - self.start, weights=due[-1].weights)
-        return replace(self, order=order, start=self.position, changes=self.changes[len(due) :])
+        return self._replace(order=order, start=self.position, changes=self.changes[len(due) :])
 
     def next_epoch(self, layout: Layout, excluded: Exclusions, weights: Mapping[str, float] | None) -> "Cursor":
         """The beginning of the next epoch, when this one was handed out."""
@@ -102,10 +100,11 @@ class Cursor:
             positions = np.arange(first, first + steps * size, layout.world_size)
             numbers = positions - cursor.start
             rows, padding = cursor.order.rows(numbers), numbers >= cursor.order.size
+            epoch_ids = positions + cursor.epoch * EPOCH_IDS
             for at in range(0, len(positions), batch_size):
-                cursor = replace(cursor, position=cursor.position + size)
+                cursor = cursor._replace(position=cursor.position + size)
                 part = slice(at, at + batch_size)
-                yield PlannedBatch(cursor.epoch, rows[part], positions[part], padding[part], cursor)
+                yield PlannedBatch(cursor.epoch, rows[part], epoch_ids[part], padding[part], cursor)
 
 
 class PlannedBatch(NamedTuple):
@@ -113,10 +112,6 @@ class PlannedBatch(NamedTuple):
 
     epoch: int
     rows: Ints
-    positions: Ints  # in the epoch
+    epoch_ids: Ints  # the position in the epoch, and `EPOCH_IDS` for each epoch before it
     padding: npt.NDArray[np.bool_]  # the rows that only fill up
     after: Cursor  # when it was handed out
-
-    @property
-    def epoch_ids(self) -> Ints:
-        return self.positions + self.epoch * EPOCH_IDS

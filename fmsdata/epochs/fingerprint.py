@@ -7,7 +7,7 @@ itself, and nothing is read.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from fmsdata.core.keys import key_of
 from fmsdata.core.state import State
-from fmsdata.epochs.keyed_random import KeyedRandom, seed
+from fmsdata.epochs.keyed_random import KeyedRandom
 from fmsdata.epochs.mixture import RowMixture
 from fmsdata.epochs.rows import read_rows
 
@@ -44,12 +44,12 @@ def _content(rows: Any, row: int) -> str:
     """A digest of a row, or what kind it is if it differs each time."""
     calls = KeyedRandom()
 
-    def read() -> Any:
+    def read(seed: Callable[[int], None]) -> Any:
         seed(key_of("fingerprint", row))
         return read_rows(rows, [row])[0]
 
     try:
-        first, second = calls.call(read, read), calls.call(read, read)
+        first, second = calls.call(read), calls.call(read)
     except Exception as error:  # the loader reports it, if it comes to this row
         return type(error).__name__
     digests = [_digest(value) for value in (first, second)]

@@ -1,6 +1,7 @@
 """What a dataset of rows must have: a length and `[]`; `__getitems__` is used where there is one."""
 
 from collections.abc import Sequence
+from operator import length_hint
 from typing import Any, Protocol
 
 from fmsdata.errors import ConfigError, DataError
@@ -29,12 +30,15 @@ def length(rows: Any, name: str = "rows") -> int:
 
 def read_rows(rows: Any, ids: Sequence[int]) -> list[Any]:
     """The rows with these ids."""
-    if not hasattr(rows, "__getitems__"):
-        return [read_row(rows, row) for row in ids]
+    left = iter(ids)
     try:
+        if not hasattr(rows, "__getitems__"):
+            return [rows[row] for row in left]
         found = list(rows.__getitems__(list(ids)))
     except Exception as error:
-        error.add_note(f"while reading rows {', '.join(map(str, ids))} of {type(rows).__name__}")
+        at = length_hint(left)
+        which = f"rows {', '.join(map(str, ids))}" if at == len(ids) else f"row {ids[-1 - at]}"
+        error.add_note(f"while reading {which} of {type(rows).__name__}")
         raise
     if len(found) != len(ids):
         raise DataError(
@@ -42,11 +46,3 @@ def read_rows(rows: Any, ids: Sequence[int]) -> list[Any]:
             "it must return a row for each of them"
         )
     return found
-
-
-def read_row(rows: Any, row: int) -> Any:
-    try:
-        return rows[row]
-    except Exception as error:
-        error.add_note(f"while reading row {row} of {type(rows).__name__}")
-        raise

@@ -6,7 +6,6 @@ a batch is handed out.
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -193,7 +192,7 @@ class EpochSampler:
 
     def set_skip(self, batches: int) -> None:
         """Go to a global batch of the epoch in progress: skip this many from its beginning."""
-        cursor = replace(self.cursor, position=whole("batches", batches) * self.global_batch, cut=0, step=self.step)
+        cursor = self.cursor._replace(position=whole("batches", batches) * self.global_batch, cut=0, step=self.step)
         if self.cursor.start or self.cursor.cut:
             raise ConfigError("set_skip is for an epoch whose order did not change on the way; load a state instead")
         if cursor.position > cursor.end(self.layout):
@@ -255,7 +254,7 @@ class EpochSampler:
             raise ConfigError(f"step is {step}, but the run is at step {self.step} already; name a later one")
         others = (change for change in self.cursor.changes if change.step != step)
         changes = sorted([*others, Change(step, shares)], key=lambda change: change.step)
-        self.cursor = replace(self.cursor, changes=tuple(changes))
+        self.cursor = self.cursor._replace(changes=tuple(changes))
 
     def _next_weights(self) -> Mapping[str, float] | None:
         """The weights of the next epoch: those that were set for it, or the last ones of this epoch."""

@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 
 from fmsdata.core.keys import Ints, key_of, mix
 from fmsdata.epochs.cursor import PlannedBatch
-from fmsdata.epochs.keyed_random import KeyedRandom, seed
+from fmsdata.epochs.keyed_random import KeyedRandom
 from fmsdata.epochs.rows import read_rows
 from fmsdata.errors import ConfigError, DataError
 
@@ -69,36 +69,35 @@ class RowReader:
 
     def __init__(self, recipe: RowRecipe) -> None:
         self._recipe = recipe
-        self._reading, self._collating = KeyedRandom(), KeyedRandom()
+        self._random = KeyedRandom()
+        self._collate = self._default_collate if recipe.collate is None else self._own_collate
 
     def read(self, request: RowRequest) -> Any:
         """The batch."""
-        key, ids = key_of(self._recipe.seed, "row", request.epoch), request.rows.tolist()
-        dataset = self._recipe.rows
+        return self._random.call(lambda seed: self._read(request, seed if self._random.draws else None))
 
-        def seeded(row: int) -> Any:
+    def _read(self, request: RowRequest, seed: Callable[[int], None] | None) -> Any:
+        """The batch. Rows that draw are read one by one, each seeded."""
+        dataset, ids = self._recipe.rows, request.rows.tolist()
+        if seed is None:
+            return self._collate(read_rows(dataset, ids), request)
+        key, rows = key_of(self._recipe.seed, "row", request.epoch), []
+        for row in ids:
             seed(mix(key ^ row))
-            return read_rows(dataset, [row])[0]
+            rows += read_rows(dataset, [row])
+        seed(key_of(self._recipe.seed, "collate", int(request.epoch_ids[0])))
+        return self._collate(rows, request)
 
-        rows = self._reading.call(lambda: read_rows(dataset, ids), lambda: [seeded(row) for row in ids])
-        collate = self._collate if self._recipe.collate is None else self._own_collate
-
-        def seeded_collate() -> Any:
-            seed(key_of(self._recipe.seed, "collate", int(request.epoch_ids[0])))
-            return collate(rows, request)
-
-        return self._collating.call(lambda: collate(rows, request), seeded_collate)
-
-    def _collate(self, rows: list[Any], request: RowRequest) -> Any:
-        for row, index in zip(rows, request.rows, strict=True):
-            if row is None:
-                raise DataError(
-                    f"row {index} of {type(self._recipe.rows).__name__} is None; return a row for each id, exclude it "
-                    "(sampler.exclude), or give a collate_fn that leaves it out"
-                )
+    def _default_collate(self, rows: list[Any], request: RowRequest) -> Any:
         try:
-            batch = default_collate(rows)
-        except (TypeError, RuntimeError, KeyError, ValueError) as error:
+            batch = _joined(rows)
+        except (TypeError, RuntimeError, LookupError, ValueError, AttributeError) as error:
+            for row, index in zip(rows, request.rows, strict=True):
+                if row is None:
+                    raise DataError(
+                        f"row {index} of {type(self._recipe.rows).__name__} is None; return a row for each id, exclude "
+                        "it (sampler.exclude), or give a collate_fn that leaves it out"
+                    ) from None
             error.add_note(f"while joining {request}; rows that differ in shape or kind need a collate_fn")
             raise
         if isinstance(batch, dict):
@@ -126,6 +125,17 @@ class RowReader:
                 f"rows have a field {taken[0]!r} of their own, and the loader adds one of this name; rename it in the "
                 "rows" + ("" if taken[0] == IS_PADDING else ", or give the loader row_ids=False")
             )
+
+
+def _joined(rows: list[Any]) -> Any:
+    """The same as `default_collate`, with a shortcut for tensors in dicts."""
+    if type(rows[0]) is not dict:
+        return default_collate(rows)
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return {
+        name: torch.stack(values) if type(values[0]) is torch.Tensor else default_collate(values)
+        for name, values in columns.items()
+    }
 
 
 def field_names(row_ids: bool, drop_last: bool) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fmsdata.core.checks import flag, whole
 from fmsdata.core.state import State
-from fmsdata.epochs.cursor import Cursor
+from fmsdata.epochs.cursor import Cursor, PlannedBatch
 from fmsdata.epochs.rows import length
 from fmsdata.epochs.sampler import EpochSampler
 from fmsdata.errors import ConfigError, DataError, FmsdataError
@@ -81,7 +81,7 @@ class RowLoader(StatefulDataLoader):
         self._source: RowSource | None = None
         self._process = os.getpid()
         self._planned: Cursor | None = None  # the sampler's, if the source continues from there
-        self._last: RowRequest | None = None
+        self._last: PlannedBatch | None = None
         self._saving = Saving(None, sampler.ranks)
 
     @property
@@ -102,7 +102,7 @@ class RowLoader(StatefulDataLoader):
         """
         if self._last is None:
             raise ConfigError("no batch was handed out yet, so there are no last rows")
-        return self._last.ids
+        return RowRequest.of(self._last).ids
 
     def __iter__(self) -> Iterator[Any]:
         try:
@@ -156,7 +156,7 @@ class RowLoader(StatefulDataLoader):
             raise
         if read is not None:
             self.sampler.cursor = self._planned = read.planned.after
-            self._last = RowRequest.of(read.planned)
+            self._last = read.planned
             if self._pin and not self.num_workers:
                 read = read._replace(batch=replaced(read.batch, lambda tensor: tensor.pin_memory()))
         return read
