@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fmsdata.core.keys import Ints
-from fmsdata.core.state import EDITED, shown
+from fmsdata.core.state import EDITED, is_count, shown
 from fmsdata.errors import ConfigError, StateError
 
 FEW = 64  # ids that are written as a list
@@ -62,7 +62,10 @@ class Exclusions:
         """The set of a text that comes from a state of a dataset with this many rows."""
         try:
             if text.startswith("["):
-                ids = np.array(json.loads(text), np.int64).reshape(-1)
+                listed = json.loads(text)
+                if not all(map(is_count, listed)):
+                    raise ValueError("ids are whole numbers")
+                ids = np.array(listed, np.int64)
             else:
                 unpack = zlib.decompressobj()
                 data = unpack.decompress(base64.b64decode(text, validate=True), rows // 8 + 1)
