@@ -6,7 +6,7 @@ used: a wrong option and `--help` of a command answer at once.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -120,24 +120,6 @@ def live() -> "Progress":
 def print_json(report: Any, indent: int | None = 2) -> None:
     """A report for programs."""
     print(json.dumps(report, indent=indent), flush=True)  # flushed here, where a closed pipe is handled
-
-
-def counted(number: int, noun: str) -> str:
-    """A number of things.
-
-    >>> counted(1, "token"), counted(4_096, "token")
-    ('1 token', '4,096 tokens')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def listed(items: Sequence[object], last: str = ", ") -> str:
-    """Items in a sentence.
-
-    >>> listed([1, 2, 8]), listed([1, 2, 8], " and ")
-    ('1, 2, 8', '1, 2 and 8')
-    """
-    return last.join(filter(None, [", ".join(map(str, items[:-1])), str(items[-1])]))
 
 
 def short(number: float) -> str:

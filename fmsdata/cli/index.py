@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from fmsdata.cli.common import StorageOptions, parse_storage_options
+from fmsdata.core.wording import counted
 
 
 def index(
@@ -17,11 +18,11 @@ def index(
 ) -> None:
     """Count documents and tokens of every shard below a folder, and write FOLDER/meta/counts.csv.
 
-    Counts of other programs in that folder are compared and left as they are, unless you give --replace.
+    Counts of other programs in that folder are compared and left as they are, unless you give
+    --replace.
 
     Example: fmsdata index s3://bucket/corpus -o anon=true
     """
-    from fmsdata.cli.common import counted
     from fmsdata.corpus.index import index_corpus
     from fmsdata.storage.location import Location
 

@@ -23,7 +23,10 @@ class Gate(Protocol):
     """Something that can be kept from working while a fork happens."""
 
     def shut(self, timeout: float) -> bool:
-        """Wait until nothing works inside, and keep it so. Returns whether that succeeded in time."""
+        """Wait until nothing works inside, and keep it so.
+
+        Returns whether that succeeded in time.
+        """
 
     def reopen(self) -> None:
         """The fork has happened. Called in the parent only, if `shut` succeeded."""

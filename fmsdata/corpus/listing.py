@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from fmsdata.core.wording import counted
 from fmsdata.errors import DataError
 from fmsdata.formats import SUFFIXES
 from fmsdata.planning.counts import Counts
@@ -73,7 +74,7 @@ def list_shards(folder: Location) -> ShardList:
 def note_of_skipped(skipped: Sequence[str]) -> str:
     """What to say of files that were left out."""
     return (
-        f"skipped {_files(len(skipped))} that another program left there, such as {skipped[0]}: names like "
+        f"skipped {counted(len(skipped), 'file')} that another program left there, such as {skipped[0]}: names like "
         "cache-*.arrow are those of Hugging Face's caches; if it is data, rename it"
     )
 
@@ -87,7 +88,7 @@ def note_of_copies(folder: Location, names: Sequence[str], counts: Mapping[str, 
     first = min(pairs)
     how = "is the same file as" if first in same else "has the same counts as"
     return (
-        f"{len(pairs):,} of {_files(len(names))} look like copies of others ({first} {how} {pairs[first]}): "
+        f"{len(pairs):,} of {counted(len(names), 'file')} look like copies of others ({first} {how} {pairs[first]}): "
         "a source that holds both reads their documents twice in every epoch; remove the copies"
     )
 
@@ -146,7 +147,3 @@ def _same_files(folder: Location, names: Sequence[str]) -> dict[str, str]:
             if not os.path.samefile(folder.local / name, folder.local / other):
                 return {}
     return pairs
-
-
-def _files(number: int) -> str:
-    return f"{number:,} file{'' if number == 1 else 's'}"

@@ -24,7 +24,10 @@ def write_shard(
     stream: bool = False,
     rows: int = 1024,
 ) -> None:
-    """Write tokenized documents as one shard: a list column, or one record batch per document (`layout="batch"`).
+    """Write tokenized documents as one shard.
+
+    With `layout="list"` they are the rows of a list column, with `layout="batch"` each is a record
+    batch.
 
     >>> write_shard("corpus/web/part-0.arrow", [[5, 6, 7], [8, 9]])   # doctest: +SKIP
     """

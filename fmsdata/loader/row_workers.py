@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from fmsdata.epochs.cursor import PlannedBatch
 from fmsdata.errors import StageError
 from fmsdata.loader.patience import stack_of
-from fmsdata.loader.reply import Failure, Reply, ReplySize, write_reply
+from fmsdata.loader.reply import Reply, ReplySize, WorkerFailure, write_reply
 from fmsdata.loader.row_reader import RowReader, RowRecipe, RowRequest
 from fmsdata.loader.row_reply import read_batch, write_batch
 from fmsdata.loader.worker import Channel
@@ -111,7 +111,7 @@ class RowWorker:
         try:
             batch = self._reader.read(request)
         except Exception as error:
-            return write_reply(memory, Reply(failure=Failure.of(error)))
+            return write_reply(memory, Reply(failure=WorkerFailure.of(error)))
         try:
             return write_batch(memory, batch)
         except Exception as error:
@@ -119,7 +119,7 @@ class RowWorker:
                 f"a batch can't be sent from a worker process: {type(error).__name__}: {error}; "
                 "return plain data, tensors or arrays, or use num_workers=0"
             )
-            return write_reply(memory, Reply(failure=Failure.of(failed)))
+            return write_reply(memory, Reply(failure=WorkerFailure.of(failed)))
 
 
 class WorkerRows:

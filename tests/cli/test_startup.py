@@ -23,12 +23,14 @@ main()
 
 
 def run_without_heavy_imports(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", PROGRAM, *args], capture_output=True, text=True, timeout=120)
+
+
+def cpu_seconds(*args: str) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *args], capture_output=True, text=True, timeout=120)
+    run_without_heavy_imports(*args)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    print(f"fmsdata {' '.join(args)}: {seconds:.2f} s of CPU")
-    return done
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,11 @@ def test_help_and_usage_errors_need_no_heavy_imports(args: list[str], code: int,
     assert done.returncode == code, done.stderr
     assert words in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("argument", ["--help", "plna"])
+def test_help_and_a_typo_take_less_than_half_a_second_of_cpu(argument: str) -> None:
+    assert min(cpu_seconds(argument) for _ in range(3)) < 0.5
 
 
 def test_indexing_a_local_corpus_needs_no_heavy_imports(corpus: Path) -> None:

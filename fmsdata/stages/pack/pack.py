@@ -32,10 +32,10 @@ class PackMode(Protocol):
         """An iterator over lines."""
 
     def finish(self, pack: "Pack", lane: Lane, state: State) -> tuple[State, Chunk | None]:
-        """The state at the next start of a line at which nothing is in progress, and the tokens until there."""
+        """The state at the next line with nothing in progress, and the tokens until there."""
 
     def start(self, below: State, before: State) -> State:
-        """The state at the start of a line, where `before` was the state of any mode at such a start."""
+        """The state at the start of a line, where `before` was the state of any mode there."""
 
 
 MODES: dict[str, PackMode] = {
@@ -52,13 +52,13 @@ class Pack(Stage):
     With `mode="split"`, documents continue over lines. With `mode="pad"`, a document that does not
     fit starts a new line, the rest of the line is filled with `pad`, and only documents that are
     longer than a line are split. `bol` and `eol` stand at the start and end of each line; where a
-    line already starts or ends with that token, none is added. `mode="split"` ignores `pad`, so that
-    changing the mode is one edit.
+    line already starts or ends with that token, none is added. `mode="split"` ignores `pad`, so
+    that changing the mode is one edit.
 
     With `mode="bestfit"`, documents are placed where they fit best, in windows of `window` lines'
-    worth of tokens. `bol` is the BOS that begins every line, every document in it and every piece of
-    a document that is longer than a line. A line holds at most `max_documents` of them. With `crop`,
-    lines are not padded: a line gets a few tokens too many, and those are thrown away.
+    worth of tokens. `bol` is the BOS that begins every line, every document in it and every piece
+    of a document that is longer than a line. A line holds at most `max_documents` of them. With
+    `crop`, lines are not padded: a line gets a few tokens too many, and those are thrown away.
 
     >>> lines = Pack(docs, seq_len=4097, mode="split")                     # doctest: +SKIP
     >>> lines = Pack(docs, seq_len=4097, mode="bestfit", bol=1, pad=0)     # doctest: +SKIP

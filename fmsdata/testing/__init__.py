@@ -14,19 +14,12 @@ Each function takes a factory of loaders, `make(rank, world_size)`, or a stage. 
 
 import hashlib
 import heapq
-import io
 import json
-from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 import torch
 
 from fmsdata.core.chunk import Item
@@ -34,27 +27,18 @@ from fmsdata.core.lane import Lane
 from fmsdata.core.spans import Span
 from fmsdata.core.stage import Stage
 from fmsdata.core.state import State
-from fmsdata.corpus.listing import find_shards
-from fmsdata.errors import DataError
 from fmsdata.loader.loader import StatefulDataLoader
-from fmsdata.storage.local import Recent
-from fmsdata.storage.location import Location
+from fmsdata.testing.account import Account as Account
+from fmsdata.testing.account import Incomplete as Incomplete
+from fmsdata.testing.account import LawBroken as LawBroken
+from fmsdata.testing.account import named
+from fmsdata.testing.stored import Document as Document
+from fmsdata.testing.stored import Stored as Stored
+from fmsdata.testing.stored import StoredDocuments as StoredDocuments
+from fmsdata.testing.stored import stored_documents as stored_documents
 
 MakeLoader: TypeAlias = Callable[[int, int], StatefulDataLoader]
-Document: TypeAlias = tuple[str, str, int]  # source, shard, number in the shard
-Stored: TypeAlias = Mapping[Document, npt.NDArray[np.int64]]
 Progress: TypeAlias = Callable[[int], None]  # is called with the number of samples checked since the last call
-INSERTED_BETWEEN = 4  # EOS, EOL, BOL and BOS can stand between two documents
-OPEN_SHARDS = 16
-RECENT_BATCHES, REMOTE_BUFFER = 4, 1 << 20  # of a remote shard
-
-
-class LawBroken(AssertionError):
-    """A law does not hold."""
-
-
-class Incomplete(LawBroken):
-    """Documents did not come within the allowed samples: they are lost, or would come later."""
 
 
 def no_progress(samples: int) -> None:
@@ -120,7 +104,7 @@ def check_exactly_once(
     epochs: int = 1,
     most_samples: int = 1_000_000,
     progress: Progress = no_progress,
-    account: "Account | None" = None,
+    account: Account | None = None,
 ) -> int:
     """Law 2: over stops and rescales, each document comes exactly once per epoch, whole, in order.
 
@@ -158,7 +142,7 @@ def check_rescaling(
     world_sizes: Sequence[int],
     samples: int,
     progress: Progress = no_progress,
-    account: "Account | None" = None,
+    account: Account | None = None,
 ) -> int:
     """Law 2 on the start of a run, before any epoch is complete.
 
@@ -250,233 +234,6 @@ def check_stage(stage: Stage, *, items: int = 40, lanes: int = 3, seed: int = 0,
                     )
 
 
-class Account:
-    """Records which tokens of which documents came, epoch by epoch.
-
-    Raises as soon as a token comes twice in an epoch, or differs from the stored token. A document
-    that came whole takes one byte, so that a corpus of any size can be recorded.
-    """
-
-    def __init__(self, stored: Stored, epochs: int = 0, *, later: bool = True) -> None:
-        self.stored, self.epochs = stored, epochs  # the number of epochs that must be complete
-        self._later = later  # compare the tokens of later epochs with the stored tokens too
-        self.samples = self.tokens = self.stops = 0
-        self.whole: Counter[int] = Counter()  # documents, by epoch
-        self.latest: dict[str, int] = {}  # the latest epoch of each source
-        self._whole: dict[tuple[str, str, int], bytearray] = defaultdict(bytearray)  # source, shard, epoch
-        self._parts: dict[tuple[Document, int], list[int]] = defaultdict(
-            list
-        )  # the start and stop of each span, sorted
-
-    def add(self, batch: Mapping[str, Any], where: str = "") -> None:
-        """Record the documents of a batch."""
-        for row in range(len(batch["input_ids"])):
-            self.samples += 1
-            tokens = torch.cat([batch["input_ids"][row], batch["labels"][row, -1:]]).cpu().numpy()
-            try:
-                self._add_line(tokens, batch["provenance"][row], batch["epochs"][row])
-            except LawBroken as error:
-                raise LawBroken(
-                    f"{where}{', ' if where else ''}sample number {self.samples - 1} in the order of arrival: {error}"
-                ) from None
-
-    @property
-    def begun(self) -> int:
-        """The number of documents that came in part, so far."""
-        return len(self._parts)
-
-    def is_complete(self) -> bool:
-        """Whether each stored document came in each epoch."""
-        return all(self.whole[epoch] == len(self.stored) for epoch in range(self.epochs))
-
-    def missing(self, most: int = 3) -> list[tuple[int, Document]]:
-        """The first documents that did not come whole, each with the epoch."""
-        expected = ((epoch, document) for epoch in range(self.epochs) for document in self.stored)
-        return list(
-            islice(((epoch, document) for epoch, document in expected if not self._is_whole(document, epoch)), most)
-        )
-
-    def _add_line(self, tokens: npt.NDArray[np.int64], spans: Sequence[Span], epochs: Sequence[int]) -> None:
-        known = len(tokens) - (int(tokens[-1]) == -100)
-        place, slack = 0, INSERTED_BETWEEN
-        for span, epoch in zip(spans, epochs, strict=True):
-            document = (span.source, span.shard, span.document)
-            self.tokens += span.stop - span.start
-            self.latest[span.source] = max(epoch, self.latest.get(span.source, 0))
-            if epoch >= self.epochs and not self._later:
-                self._record(document, epoch, span, None)
-                place, slack = place + span.stop - span.start, slack + INSERTED_BETWEEN
-                continue
-            try:
-                stored = self.stored[document]
-            except KeyError:
-                raise LawBroken(f"{_named(span)} of epoch {epoch} should not have come") from None
-            self._record(document, epoch, span, stored)
-            expected = stored[span.start : span.stop]
-            for begin in range(place, place + slack + 1):
-                end = min(begin + len(expected), known)
-                if np.array_equal(tokens[begin:end], expected[: end - begin]):
-                    place, slack = begin + len(expected), INSERTED_BETWEEN
-                    break
-            else:
-                raise LawBroken(f"the tokens of {_named(span)} are not the stored tokens")
-
-    def _record(self, document: Document, epoch: int, span: Span, stored: npt.NDArray[np.int64] | None) -> None:
-        edges = self._parts[document, epoch]
-        before = bisect_right(edges, span.start)
-        if self._is_whole(document, epoch) or before % 2 or bisect_left(edges, span.stop) != before:
-            raise LawBroken(f"{_named(span)} came twice in epoch {epoch}")
-        edges[before:before] = [span.start, span.stop]
-        if stored is None:
-            return
-        kept = np.flatnonzero(stored >= 0)
-        if edges[0] < kept[0] or edges[-1] > kept[-1] + 1:
-            raise LawBroken(
-                f"{_named(span)} exceeds the tokens of the document that should come, {kept[0]}:{kept[-1] + 1}"
-            )
-        if sum(edges[1::2]) - sum(edges[::2]) == kept[-1] + 1 - kept[0]:
-            del self._parts[document, epoch]
-            flags = self._whole[document[0], document[1], epoch]
-            flags.extend(bytes(max(0, document[2] + 1 - len(flags))))
-            flags[document[2]] = True
-            self.whole[epoch] += 1
-
-    def _is_whole(self, document: Document, epoch: int) -> bool:
-        flags = self._whole.get((document[0], document[1], epoch), b"")
-        return document[2] < len(flags) and bool(flags[document[2]])
-
-
-class StoredDocuments(Mapping[Document, npt.NDArray[np.int64]]):
-    """All documents that an epoch must contain, read with plain pyarrow, each when it is requested.
-
-    Stripped tokens are -1.
-
-    >>> StoredDocuments({"web": "corpus/web"})["web", "part-0.arrow", 17]     # doctest: +SKIP
-    array([ 10, 522,  73])
-    """
-
-    def __init__(
-        self,
-        sources: Mapping[str, str | Path | Location],
-        *,
-        strip: Iterable[int] = (),
-        min_length: int = 1,
-        column: str | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._folders = {source: Location(folder, storage_options) for source, folder in sources.items()}
-        self._strip, self._min_length, self._column = np.array(sorted(strip), np.int64), max(1, min_length), column
-        self._shards: Recent[_PlainShard] = Recent(OPEN_SHARDS)
-
-    def __getitem__(self, document: Document) -> npt.NDArray[np.int64]:
-        source, shard, number = document
-        path = self._folders[source] / shard
-        opened = self._shards.get(path.url, lambda: _PlainShard(path, self._column))
-        if number >= opened.documents:
-            raise KeyError(document)
-        tokens = opened.document(number)
-        kept = np.flatnonzero(~np.isin(tokens, self._strip))
-        if not len(kept) or kept[-1] + 1 - kept[0] < self._min_length:
-            raise KeyError(document)
-        stored = np.full(len(tokens), -1, np.int64)
-        stored[kept[0] : kept[-1] + 1] = tokens[kept[0] : kept[-1] + 1]
-        return stored
-
-    def __iter__(self) -> Iterator[Document]:
-        for source, folder in self._folders.items():
-            for name in find_shards(folder).names:
-                shard = _PlainShard(folder / name, self._column)
-                documents = ((source, name, number) for number in range(shard.documents))
-                yield from (document for document in documents if document in self)
-
-    def __len__(self) -> int:
-        return self._count
-
-    @cached_property
-    def _count(self) -> int:
-        return sum(1 for _ in self)
-
-
-def stored_documents(
-    sources: Mapping[str, str | Path | Location],
-    *,
-    strip: Iterable[int] = (),
-    min_length: int = 1,
-    column: str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> dict[Document, npt.NDArray[np.int64]]:
-    """All documents that an epoch must contain, in memory. See `StoredDocuments`."""
-    return dict(
-        StoredDocuments(sources, strip=strip, min_length=min_length, column=column, storage_options=storage_options)
-    )
-
-
-class _PlainShard:
-    """A shard as pyarrow reads it."""
-
-    def __init__(self, path: Location, column: str | None) -> None:
-        self._batch: Callable[[int], pa.RecordBatch]
-        try:
-            file = pa.memory_map(str(path.local)) if path.local is not None else pa.PythonFile(_open_remote(path), "r")
-            try:
-                reader = pa.ipc.open_file(file)
-                recent: Recent[pa.RecordBatch] = Recent(1 if path.local is not None else RECENT_BATCHES)
-                self._batch = lambda i: recent.get(i, lambda: reader.get_batch(i))
-                count = reader.num_record_batches
-            except pa.ArrowInvalid:
-                file.seek(0)
-                batches = list(pa.ipc.open_stream(file))
-                self._batch, count = (lambda i: batches[i]), len(batches)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"{path}: cannot be read: {error}") from None
-        names = self._batch(0).schema.names if count else []
-        self._column = column or ("tokens" if "tokens" in names or len(names) != 1 else names[0])
-        self._listed = count > 0 and not pa.types.is_integer(self._batch(0).column(self._column).type)
-        rows = [self._batch(i).num_rows if self._listed else 1 for i in range(count)]
-        self._ends = np.cumsum(rows).tolist()
-        self.documents = sum(rows)
-
-    def document(self, number: int) -> npt.NDArray[np.int64]:
-        batch = bisect_right(self._ends, number)
-        values: Any = self._batch(batch).column(self._column)
-        if self._listed:
-            values = values[number - self._ends[batch]].values  # counted from the end of the batch
-        return np.array([] if values is None else values, np.int64)
-
-
-def _open_remote(path: Location) -> io.BufferedReader:
-    return io.BufferedReader(_RemoteFile(path), REMOTE_BUFFER)
-
-
-class _RemoteFile(io.RawIOBase):
-    """A remote file, read in the ranges that are requested."""
-
-    def __init__(self, path: Location) -> None:
-        self._connection, self._path = path.connection, path.path
-        self._size = self._connection.run(self._connection.info(self._path)).size
-        self._place = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
-        return self._place
-
-    def tell(self) -> int:
-        return self._place
-
-    def readinto(self, buffer: Any) -> int:
-        stop = min(self._size, self._place + len(buffer))
-        data = self._connection.run(self._connection.read(self._path, self._place, max(self._place, stop))).data
-        buffer[: len(data)] = data
-        self._place += len(data)
-        return len(data)
-
-
 class _Sample(NamedTuple):
     """A digest of a sample's fields, and the documents in it."""
 
@@ -484,7 +241,7 @@ class _Sample(NamedTuple):
     spans: Sequence[Span]
 
     def __str__(self) -> str:
-        return ", ".join(map(_named, self.spans[:3])) + (" and more" if len(self.spans) > 3 else "") or "a sample"
+        return ", ".join(map(named, self.spans[:3])) + (" and more" if len(self.spans) > 3 else "") or "a sample"
 
 
 def _samples(make: MakeLoader, world_size: int, progress: Progress = no_progress) -> Iterator[_Sample]:
@@ -560,10 +317,6 @@ def _stopped(loaders: Iterable[StatefulDataLoader]) -> list[State]:
 def _provenance(make: MakeLoader) -> Iterator[list[Any]]:
     for batch in _endlessly(make(0, 1)):
         yield from batch["provenance"]
-
-
-def _named(span: Span) -> str:
-    return f"{span.source}/{span.shard}#{span.document}[{span.start}:{span.stop}]"
 
 
 def _items(stage: Stage, lane: Lane, state: State) -> Iterator[Item]:
