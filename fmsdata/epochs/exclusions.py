@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 from fmsdata.core.keys import Ints
 from fmsdata.core.state import EDITED, is_count, shown
@@ -55,7 +56,7 @@ class Exclusions:
             return json.dumps(self.ids.tolist())
         bits = np.zeros(int(self.ids[-1]) + 1, np.bool_)
         bits[self.ids] = True
-        return base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 6)).decode()
+        return base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 1)).decode()
 
     @classmethod
     def parse(cls, text: Any, rows: int) -> "Exclusions":
@@ -83,9 +84,13 @@ def checked_ids(ids: Any, rows: int) -> Ints:
     """The ids of rows that a user gave, or an error that names the wrong one."""
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
         raise ConfigError(f"ids is {shown(ids)}; it must be the ids of some rows, as in exclude([3, 17])")
-    given = np.asarray(ids if hasattr(ids, "__array__") else list(ids)).reshape(-1)
+    try:
+        listed = ids.detach().cpu() if isinstance(ids, torch.Tensor) else ids
+        given = np.asarray(listed if hasattr(listed, "__array__") else list(listed)).reshape(-1)
+    except ValueError:  # lists of different lengths
+        given = np.array([None])
     if given.size and given.dtype.kind not in "iu":
-        raise ConfigError(f"ids are {shown(given.tolist())}; the id of a row is a whole number, its `index`")
+        raise ConfigError(f"ids are {shown(ids)}; the id of a row is a whole number, its `index`")
     wrong = given[(given < 0) | (given >= rows)]
     if wrong.size:
         raise ConfigError(

@@ -6,6 +6,7 @@ a row that differs then has no fixed content, and only its kind counts. A datase
 itself, and nothing is read.
 """
 
+import copy
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
@@ -36,8 +37,22 @@ def fingerprint(rows: Any, given: str | bool) -> State:
         content = name
     else:
         probes = sorted({i * (size - 1) // (PROBES - 1) for i in range(PROBES)})
-        content = hashlib.sha256("\n".join(_content(rows, probe) for probe in probes).encode()).hexdigest()[:32]
+        probed = _copy(rows)
+        content = hashlib.sha256("\n".join(_content(probed, probe) for probe in probes).encode()).hexdigest()[:32]
     return {"rows": size, "content": content}
+
+
+def _copy(rows: Any) -> Any:
+    """A shallow copy, so that a file that rows open when they are first read is not opened in the original.
+
+    That is sent to workers, and open files can't be.
+    """
+    if not hasattr(rows, "__dict__") or isinstance(rows, torch.Tensor | np.ndarray):
+        return rows
+    try:
+        return copy.copy(rows)
+    except Exception:  # it can't be copied
+        return rows
 
 
 def _content(rows: Any, row: int) -> str:

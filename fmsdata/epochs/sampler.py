@@ -192,7 +192,7 @@ class EpochSampler:
 
     def set_skip(self, batches: int) -> None:
         """Go to a global batch of the epoch in progress: skip this many from its beginning."""
-        cursor = self.cursor._replace(position=whole("batches", batches) * self.global_batch, cut=0, step=self.step)
+        cursor = self.cursor._replace(position=whole("batches", batches) * self.global_batch)
         if self.cursor.start or self.cursor.cut:
             raise ConfigError("set_skip is for an epoch whose order did not change on the way; load a state instead")
         if cursor.position > cursor.end(self.layout):

@@ -228,7 +228,9 @@ def test_what_is_no_dataset_is_refused(rows: Any) -> None:
         fmsdata.EpochSampler(rows, global_batch=1, rank=0, world_size=1)
 
 
-@pytest.mark.parametrize("ids", [[10], [-1], np.array([3, 12]), [2**70], ["3"], [1.5], "3", 3, [True], None])
+@pytest.mark.parametrize(
+    "ids", [[10], [-1], np.array([3, 12]), [2**70], ["3"], [1.5], "3", 3, [True], None, [[1], [2, 3]]]
+)
 def test_ids_that_are_no_rows_are_refused_and_nothing_changes(ids: Any) -> None:
     sampler = fmsdata.EpochSampler(range(10), global_batch=2, rank=0, world_size=1)
     with pytest.raises(ConfigError):
@@ -238,9 +240,10 @@ def test_ids_that_are_no_rows_are_refused_and_nothing_changes(ids: Any) -> None:
 
 def test_ids_may_be_of_any_kind() -> None:
     sampler = fmsdata.EpochSampler(range(10), global_batch=2, rank=0, world_size=1)
-    for ids in ([1, 1, 2], np.array([3], np.uint8), torch.tensor([4, 5]), {6}, iter([7]), []):
+    kinds: list[Any] = [[1, 1, 2], np.array([3], np.uint8), torch.tensor([4, 5]), {6}, iter([7]), [], [torch.tensor(8)]]
+    for ids in kinds:
         sampler.exclude(ids)
-    assert sampler.excluded == [1, 2, 3, 4, 5, 6, 7]
+    assert sampler.excluded == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_excluding_too_many_rows_is_an_error_that_changes_nothing() -> None:

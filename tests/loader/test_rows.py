@@ -5,15 +5,19 @@ import json
 import os
 import random
 import signal
+import threading
 import time
+import warnings
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint
 
 import fmsdata
 from fmsdata.core.state import State
@@ -311,7 +315,7 @@ def test_what_can_not_be_sent_says_so() -> None:
         next(rows)
     rows.close()
     locked: Any = Rows(8)
-    locked.lock = __import__("threading").Lock()
+    locked.lock = threading.Lock()
     with pytest.raises(ConfigError, match="can't be sent to worker processes"):
         next(loader(locked, num_workers=1))
 
@@ -454,7 +458,7 @@ def test_train_state_holds_a_loader_of_rows() -> None:
     assert ids(next(other)) == ids(next(rows))
 
 
-def test_train_states_of_ranks_are_saved_and_loaded_at_another_world_size(tmp_path: Any) -> None:
+def test_train_states_of_ranks_are_saved_and_loaded_at_another_world_size(tmp_path: Path) -> None:
     for rank in range(2):
         rows = loader(Rows(20), world_size=2, rank=rank, batch=2)
         next(rows)
@@ -475,6 +479,51 @@ def test_workers_end_with_the_loop_unless_they_are_persistent() -> None:
     assert kept.worker_pids == pids != []
     kept.close()
     assert kept.worker_pids == []
+
+
+def test_rows_that_open_something_when_they_are_read_can_be_sent_to_workers_after_a_resume() -> None:
+    class Opening(Rows):
+        handle: Any = None
+
+        def __getitem__(self, row: int) -> dict[str, Any]:
+            self.handle = self.handle or threading.Lock()  # as an open file, it can't be pickled
+            return super().__getitem__(row)
+
+    rows = loader(Opening(20), num_workers=1)
+    rows.load_state_dict(rows.state_dict())
+    assert sorted(row for batch in rows for row in batch["row"].tolist()) == list(range(20))
+    rows.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_interrupt_leaves_the_position(workers: int) -> None:
+    class Slow(Rows):
+        def __getitem__(self, row: int) -> dict[str, Any]:
+            time.sleep(0.05)
+            return super().__getitem__(row)
+
+    rows = loader(Slow(40), num_workers=workers)
+    found = [ids(next(rows))]
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            found.append(ids(next(rows)))
+    found += [ids(next(rows)) for _ in range(2)]
+    assert found == [[4 * i + j for j in range(4)] for i in range(len(found))]
+    rows.close()
+
+
+def test_torch_distributed_checkpoint_stores_the_state(tmp_path: Path) -> None:
+    dcp: Any = torch.distributed.checkpoint
+    rows = loader(Rows(40))
+    rows.sampler.exclude(range(0, 20, 2))
+    next(rows)
+    with warnings.catch_warnings(action="ignore"):
+        dcp.save({"loader": rows}, checkpoint_id=tmp_path, no_dist=True)
+        other = loader(Rows(40), batch=2, global_batch=4)
+        dcp.load({"loader": other}, checkpoint_id=tmp_path, no_dist=True)
+    assert other.state_dict() == rows.state_dict()
+    assert ids(next(other)) == [4, 5]
 
 
 def test_steps_within_a_global_batch_continue_in_it() -> None:
