@@ -5,16 +5,18 @@
 Rows are dicts of two tensors, of 512 tokens: views of a tensor, which cost next to nothing; tokens that are
 stored in 16 bits; and the same with a transform that draws from torch's generator. Both loaders take turns
 in one process, for an epoch each, with 0 and 2 workers; the median of each counts. Workers are persistent,
-and started before. Without workers, the time is that of the processor, which other programs disturb less.
+and started before. Beside it is the time of the processor in all processes, which other programs disturb less.
 """
 
 import argparse
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -59,11 +61,25 @@ class Random(Stored):
         return {**fields, "input_ids": torch.where(torch.rand(LENGTH) < 0.1, 0, fields["input_ids"])}
 
 
-def seconds(loader: Iterable[Any], clock: Callable[[], float]) -> float:
-    start = clock()
+class Measured(NamedTuple):
+    seconds: float
+    processor: float  # seconds of this process and of its workers
+
+    @classmethod
+    def now(cls) -> "Measured":
+        used = time.process_time()
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                used += sum(child.cpu_times()[:2])
+        return cls(time.perf_counter(), used)
+
+
+def epoch(loader: Iterable[Any]) -> Measured:
+    start = Measured.now()
     for _ in loader:
         pass
-    return clock() - start
+    end = Measured.now()
+    return Measured(end.seconds - start.seconds, end.processor - start.processor)
 
 
 def main() -> None:
@@ -85,15 +101,18 @@ def main() -> None:
             )
             sampler = fmsdata.EpochSampler(rows, global_batch=args.batch, rank=0, world_size=1)
             ours = fmsdata.StatefulDataLoader(rows, sampler=sampler, batch_size=args.batch, num_workers=workers)
-            clock = time.perf_counter if workers else time.thread_time
-            times: dict[str, list[float]] = {"torch": [], "fmsdata": []}
+            found: dict[str, list[Measured]] = {"torch": [], "fmsdata": []}
             for _ in range(args.rounds + 1):
-                times["torch"].append(seconds(theirs, clock))
-                times["fmsdata"].append(seconds(ours, clock))
-            rates = {name: args.rows / median(found[1:]) for name, found in times.items()}  # without the start
+                found["torch"].append(epoch(theirs))
+                found["fmsdata"].append(epoch(ours))
+            rates = {name: args.rows / median(one.seconds for one in rounds[1:]) for name, rounds in found.items()}
+            costs = {name: sum(one.processor for one in rounds[1:]) for name, rounds in found.items()}
+            micro = {name: cost / args.rounds / args.rows * 1e6 for name, cost in costs.items()}
+            ratio = costs["torch"] / costs["fmsdata"]
             print(
-                f"{kind.__name__:8} {workers} workers: torch {rates['torch']:9,.0f} rows/s, "
-                f"fmsdata {rates['fmsdata']:9,.0f} rows/s, ratio {rates['fmsdata'] / rates['torch']:.2f}",
+                f"{kind.__name__:8} {workers} workers: torch {rates['torch']:9,.0f} rows/s, fmsdata "
+                f"{rates['fmsdata']:9,.0f} rows/s, ratio {rates['fmsdata'] / rates['torch']:.2f}; processor "
+                f"{micro['torch']:5.1f} and {micro['fmsdata']:5.1f} us a row, ratio {ratio:.2f}",
                 flush=True,
             )
             ours.close()

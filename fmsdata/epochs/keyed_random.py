@@ -45,17 +45,17 @@ class KeyedRandom:
         """Whether anything was drawn so far."""
         return bool(self._drawn)
 
-    def call(self, function: Callable[[Callable[[int], None]], T]) -> T:
-        """What a function returns, which gets a function to seed with, and calls it before it may draw."""
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """What a function returns. Its first argument is a function to seed with: it calls it before it may draw."""
         before = [generator.state() for generator in self._all]
         try:
-            result = function(self._seed)
+            result = function(self._seed, *arguments)
             while new := [at for at in self._watched if self._all[at].state() is not before[at]]:
                 for at in (*new, *self._drawn):
                     self._all[at].restore(before[at])
                 self._drawn = [*self._drawn, *new]
                 self._watched = [at for at in self._watched if at not in new]
-                result = function(self._seed)
+                result = function(self._seed, *arguments)
         except BaseException:
             for generator, state in zip(self._all, before, strict=True):
                 generator.restore(state)

@@ -46,8 +46,13 @@ class RowRequest(NamedTuple):
         return cls(planned.epoch, planned.rows, planned.epoch_ids, planned.padding)
 
     @property
+    def columns(self) -> tuple[Any, ...]:
+        """The arrays of the fields of `RowIds`."""
+        return self.rows, self.epoch_ids, self.padding
+
+    @property
     def ids(self) -> RowIds:
-        return RowIds(*(torch.from_numpy(array.copy()) for array in (self.rows, self.epoch_ids, self.padding)))
+        return RowIds(*(torch.from_numpy(array.copy()) for array in self.columns))
 
     def __str__(self) -> str:
         more = f" and {len(self.rows) - MANY} more" if len(self.rows) > MANY else ""
@@ -69,17 +74,17 @@ class RowReader:
 
     def __init__(self, recipe: RowRecipe) -> None:
         self._recipe = recipe
-        self._random = KeyedRandom()
+        self._random, self._names = KeyedRandom(), frozenset(recipe.names)
         self._collate = self._default_collate if recipe.collate is None else self._own_collate
 
     def read(self, request: RowRequest) -> Any:
         """The batch."""
-        return self._random.call(lambda seed: self._read(request, seed if self._random.draws else None))
+        return self._random.call(self._read, request)
 
-    def _read(self, request: RowRequest, seed: Callable[[int], None] | None) -> Any:
+    def _read(self, seed: Callable[[int], None], request: RowRequest) -> Any:
         """The batch. Rows that draw are read one by one, each seeded."""
         dataset, ids = self._recipe.rows, request.rows.tolist()
-        if seed is None:
+        if not self._random.draws:
             return self._collate(read_rows(dataset, ids), request)
         key, rows = key_of(self._recipe.seed, "row", request.epoch), []
         for row in ids:
@@ -102,15 +107,16 @@ class RowReader:
             raise
         if isinstance(batch, dict):
             self._check_names(batch)
-            ids = request.ids
-            batch.update({name: getattr(ids, name) for name in self._recipe.names})
+            for name, values in zip(FIELDS, request.columns, strict=True):
+                if name in self._names:
+                    batch[name] = torch.from_numpy(values)
         return batch
 
     def _own_collate(self, rows: list[Any], request: RowRequest) -> Any:
         names = self._recipe.names
         if names and isinstance(rows[0], dict):
             self._check_names(rows[0])
-            columns = [array.tolist() for array in (request.rows, request.epoch_ids, request.padding)]
+            columns = [array.tolist() for array in request.columns]
             marks = [dict(zip(FIELDS, values, strict=True)) for values in zip(*columns, strict=True)]
             rows = [
                 {**row, **{name: mark[name] for name in names}} if isinstance(row, dict) else row
@@ -120,7 +126,8 @@ class RowReader:
         return rows if collate is None else collate(rows)
 
     def _check_names(self, row: dict[Any, Any]) -> None:
-        if taken := [name for name in self._recipe.names if name in row]:
+        if not self._names.isdisjoint(row):
+            taken = [name for name in self._recipe.names if name in row]
             raise ConfigError(
                 f"rows have a field {taken[0]!r} of their own, and the loader adds one of this name; rename it in the "
                 "rows" + ("" if taken[0] == IS_PADDING else ", or give the loader row_ids=False")
