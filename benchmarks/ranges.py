@@ -26,7 +26,7 @@ from fmsdata.formats import open_shard, read_layout
 from fmsdata.formats.base import Layout as Ranges
 from fmsdata.formats.base import read_from
 from fmsdata.stages.shard_reader import BLOCK_TOKENS
-from fmsdata.storage.local import map_file
+from fmsdata.storage.mapped import MappedFile
 
 
 def seconds(read: Callable[[int, int], Any], bounds: list[int]) -> list[float]:
@@ -59,7 +59,7 @@ def main() -> None:
                     path = Path(folder) / "part-0.arrow"
                     write_shard(path, (np.arange(n) % 50_000 for n in lengths), dtype=dtype, layout=layout)
                     data = path.read_bytes()
-                    mapped = open_shard(map_file(path), str(path))
+                    mapped = open_shard(MappedFile(path), str(path))
                 per_block = max(1, BLOCK_TOKENS // mean)
                 bounds = [*range(0, len(lengths), per_block), len(lengths)]
                 ranges = read_from(data, read_layout("part-0.arrow", len(data), None, bounds))

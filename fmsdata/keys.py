@@ -1,4 +1,4 @@
-"""Keyed randomness, for your own tasks and stages: a pure function of a key, so there is no generator to save."""
+"""Keyed randomness, for your own tasks and stages: pure functions of a key."""
 
 from fmsdata.core.keys import key_of, keyed_order, mix, mix_array, uniform
 

@@ -7,11 +7,11 @@ from rich.progress import Progress
 
 from fmsdata import testing
 from fmsdata.cli.audit import LEAST_SAMPLES, MOST_SAMPLES
-from fmsdata.cli.common import listed
 from fmsdata.cli.outlook import mixture_of, window_of
 from fmsdata.config.build import make_loader
 from fmsdata.config.sections import Config
 from fmsdata.core.stage import Stage
+from fmsdata.core.wording import listed
 from fmsdata.errors import ConfigError
 from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.run.rescalable import Rescalable

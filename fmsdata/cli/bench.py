@@ -18,12 +18,12 @@ from fmsdata.cli.common import (
     Rank,
     WorldSize,
     console,
-    counted,
     live,
     parse_overrides,
     print_json,
     without_checkpoint,
 )
+from fmsdata.core.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,7 +6,7 @@ used: a wrong option and `--help` of a command answer at once.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +38,14 @@ StorageOptions = Annotated[
         help="An option for the filesystem, such as anon=true or client_kwargs.endpoint_url=http://host; or all of "
         "them as JSON or YAML. ${env:VAR} is replaced by the environment variable VAR.",
         show_default=False,
+    ),
+]
+OutputOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE",
+        help="The same for the filesystem of OUTPUT, if it differs.",
+        show_default="those of --storage-options",
     ),
 ]
 Rank = Annotated[int, typer.Option(help="The data-parallel rank to look at.")]
@@ -120,24 +128,6 @@ def live() -> "Progress":
 def print_json(report: Any, indent: int | None = 2) -> None:
     """A report for programs."""
     print(json.dumps(report, indent=indent), flush=True)  # flushed here, where a closed pipe is handled
-
-
-def counted(number: int, noun: str) -> str:
-    """A number of things.
-
-    >>> counted(1, "token"), counted(4_096, "token")
-    ('1 token', '4,096 tokens')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def listed(items: Sequence[object], last: str = ", ") -> str:
-    """Items in a sentence.
-
-    >>> listed([1, 2, 8]), listed([1, 2, 8], " and ")
-    ('1, 2, 8', '1, 2 and 8')
-    """
-    return last.join(filter(None, [", ".join(map(str, items[:-1])), str(items[-1])]))
 
 
 def short(number: float) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from fmsdata.cli.common import StorageOptions, parse_storage_options
+from fmsdata.core.wording import counted
 
 
 def index(
@@ -20,15 +21,16 @@ def index(
 ) -> None:
     """Count documents and tokens of every shard below a folder, and write FOLDER/meta/counts.csv.
 
-    Text files (Parquet, JSON lines, text) get an index of their own, FOLDER/meta/fmsdata-text-index.ipc, which says
-    how many documents they hold, and where a file can be entered. Only new and changed files are read. With
-    --tokenizer, the tokens of their documents are counted too, for natural weights.
+    Text files (Parquet, JSON lines, text) get an index of their own,
+    FOLDER/meta/fmsdata-text-index.ipc, which says how many documents they hold, and where a file can
+    be entered. Only new and changed files are read. With --tokenizer, the tokens of their documents
+    are counted too, for natural weights.
 
-    Counts of other programs in that folder are compared and left as they are, unless you give --replace.
+    Counts of other programs in that folder are compared and left as they are, unless you give
+    --replace.
 
     Example: fmsdata index s3://bucket/corpus -o anon=true
     """
-    from fmsdata.cli.common import counted
     from fmsdata.corpus.index import index_corpus
     from fmsdata.corpus.tokenizer import open_tokenizer
     from fmsdata.storage.location import Location

@@ -87,7 +87,7 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
 
 
 def window_of(stage: Stage) -> int:
-    """The longest window of a pipeline, in lines: of a shuffle, or of best-fit packing; 1 without them."""
+    """The longest window of a pipeline, in lines, of a shuffle or of best-fit packing; else 1."""
     below = max(map(window_of, stage.children().values()), default=1)
     return max(stage.window if isinstance(stage, Shuffle) else stage.window_items(), below)
 
@@ -118,7 +118,7 @@ def _source(reader: ShardReader, mixture: Mixture, lanes: int, taken: float, tok
 
 
 def _drift(reader: ShardReader, lanes: int, world_size: int) -> dict[str, Any]:
-    """How far lanes are apart at the end of an epoch, and the lanes that would keep it within the bound."""
+    """The drift of a source, and the number of lanes that would keep it within the bound."""
     far = drift(reader.counts, lanes, reader.block_size)
     proposed = None
     if far > LARGEST_DRIFT:
@@ -160,7 +160,7 @@ def _tokenized(mixture: Mixture, sources: Mapping[str, Any], window: int, lanes:
 
 
 def _memory(config: Config, sources: Mapping[str, Any], line: int, lanes: int) -> int:
-    """Roughly the bytes that a worker (or the trainer, if none) needs besides windows and mapped shards."""
+    """Roughly the bytes that a worker needs besides windows and mapped shards."""
     documents = sum(
         min(CHUNK_DOCUMENTS, 1 + CHUNK_TOKENS / source["mean_document"], source["documents"])
         for source in sources.values()
@@ -281,17 +281,17 @@ def _describe_drift(source: Any) -> str:
 def _doubled_sources(readers: Mapping[str, ShardReader]) -> Iterator[str]:
     """Sources whose folders are copies of one another, or inside one another."""
     for first, second in combinations(readers, 2):
-        one, two = readers[first], readers[second]
-        if one.files is not None or two.files is not None:
-            shared = sorted(_files(one) & _files(two))
+        a, b = readers[first], readers[second]
+        if a.files is not None or b.files is not None:
+            shared = sorted(_files(a) & _files(b))
             if shared:
                 yield f"sources {first!r} and {second!r} both read {len(shared):,} files, such as {shared[0]}"
             continue
-        if one.path.url == two.path.url:
+        if a.path.url == b.path.url:
             continue
-        if one.counts.digest == two.counts.digest and counts_tell_apart(one.counts):
+        if a.counts.digest == b.counts.digest and counts_tell_apart(a.counts):
             yield f"sources {first!r} and {second!r} have the same shards, by names and counts: one may be a copy"
-        for outer, inner in ((one, two), (two, one)):
+        for outer, inner in ((a, b), (b, a)):
             if f"{inner.path.absolute().url}/".startswith(f"{outer.path.absolute().url}/"):
                 yield (
                     f"{inner.path} is a folder inside another source, {outer.path}: "

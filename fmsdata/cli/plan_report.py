@@ -9,9 +9,10 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from fmsdata.cli.common import counted, short
+from fmsdata.cli.common import short
 from fmsdata.cli.outlook import MANY_EPOCHS
 from fmsdata.core.stage import Stage
+from fmsdata.core.wording import counted, few
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.stages.mixture import Mixture
 from fmsdata.stages.shard_reader import ShardReader
@@ -101,11 +102,10 @@ def _phases(report: Mapping[str, Any]) -> Table:
 
 def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     sizes = report["same_stream_at_world_sizes"]
-    shown = ", ".join(map(str, sizes[:MOST_WORLD_SIZES]))
-    shown += f" and {len(sizes) - MOST_WORLD_SIZES} more" if len(sizes) > MOST_WORLD_SIZES else ""
     yield (
         "same stream",
-        f"on {shown} ranks; on any other number up to {report['lanes']:,}, nothing is lost or repeated either",
+        f"on {few(sizes, MOST_WORLD_SIZES)} ranks; on any other number up to {report['lanes']:,}, "
+        "nothing is lost or repeated either",
     )
     lines = report["lines"]
     yield (

@@ -6,9 +6,9 @@ from itertools import cycle
 from rich.console import Console
 from rich.text import Text
 
-from fmsdata.cli.common import counted
 from fmsdata.cli.preview import Decode
 from fmsdata.cli.preview_rows import ShownBatch, ShownRow
+from fmsdata.core.wording import counted
 from fmsdata.tasks.base import IGNORED
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")

@@ -12,12 +12,11 @@ from fmsdata.cli.common import (
     ConfigFile,
     Overrides,
     console,
-    counted,
-    listed,
     live,
     parse_overrides,
     print_json,
 )
+from fmsdata.core.wording import counted, listed
 from fmsdata.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:

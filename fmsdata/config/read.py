@@ -20,7 +20,7 @@ def read_config(
 ) -> Config:
     """Read and check a configuration.
 
-    >>> read_config("configs/demo.yaml", {"loader.batch_size": 4}).loader.batch_size     # doctest: +SKIP
+    >>> read_config("demo.yaml", {"loader.batch_size": 4}).loader.batch_size     # doctest: +SKIP
     4
     """
     problems: list[Problem] = []

@@ -1,1 +1,4 @@
-"""The foundation: stages, lanes, chunks, keyed randomness. No I/O; torch only for `IterableDataset`."""
+"""The foundation: stages, lanes, chunks, keyed randomness.
+
+No I/O; torch only for `IterableDataset`.
+"""

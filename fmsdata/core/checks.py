@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from fmsdata.core.wording import few
 from fmsdata.errors import ConfigError
 
 MANY = 40  # names in a message
@@ -91,8 +92,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1) or [name for name in known if word and name.startswith(word)]
     if close:
         return f"did you mean {close[0]!r}?"
-    more = f" and {len(known) - MANY} more" if len(known) > MANY else ""
-    return f"must be one of {', '.join(known[:MANY])}{more}" if known else "none is known"
+    return f"must be one of {few(known, MANY)}" if known else "none is known"
 
 
 def check_parameters(owner: str, parameters: Iterable[str], known: Iterable[str]) -> None:

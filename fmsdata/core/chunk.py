@@ -1,7 +1,7 @@
 """Chunks: what travels between stages, documents or lines as spans of stored tokens.
 
-A chunk is a table of spans, and the index of the first span of each item (a document or a line). All
-planning is arithmetic on that table. Tokens stay where they are until a batch is made of them.
+A chunk is a table of spans, and the index of the first span of each item (a document or a line).
+All planning is arithmetic on that table. Tokens stay where they are until a batch is made of them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -89,7 +89,10 @@ class Chunk:
         return out
 
     def with_heads(self, where: npt.NDArray[np.bool_], token: int) -> "Chunk":
-        """Insert a token before the items at `where`. It belongs to the document that follows it."""
+        """Insert a token before the items at `where`.
+
+        It belongs to the document that follows it.
+        """
         first = self.first + offsets(where)
         heads = first[:-1][where]
         chunk = self._with_inserted(first, heads, heads + 1, token)
@@ -282,7 +285,7 @@ class Item:
         return Chunk(buffers, np.array(spans, np.int64), np.array([0, len(spans)], np.int64))
 
     def numbered(self, number: int) -> "Item":
-        """The item as one of several outputs of a transform: from the second on, it gets its own key."""
+        """The item as an output of a transform. From the second on, it gets its own key."""
         if number == 0:
             return self
         buffers = [replace(buffer, key=mix(buffer.key ^ number)) for buffer in self.chunk.buffers]

@@ -180,7 +180,10 @@ class TokenCopies:
                 out[target : target + count] = copied[end - count : end]
 
     def _join(self, item: int) -> Tokens:
-        """The tokens of an item that are not all in memory. Only its own are fetched: the budget knows no others."""
+        """The tokens of an item that are not all in memory.
+
+        Only its own are fetched: the budget does not count others.
+        """
         group = item // GROUP * GROUP
         if group != self._group:
             self._group, self._located = group, self._locate(group, min(group + GROUP, len(self._first) - 1))

@@ -2,8 +2,8 @@
 
 An iterator works for one lane. It has two methods: `read` returns the next chunk of items, and
 `state(taken)` returns the state after that many items of the chunk, as plain data from which
-`Stage.open` starts a new iterator. Where chunks begin and end has no meaning; only the order of items
-has.
+`Stage.open` starts a new iterator. Where chunks begin and end has no meaning; only the order of
+items has.
 """
 
 from abc import ABC, abstractmethod

@@ -1,7 +1,7 @@
-"""Keyed randomness: every random choice of a run is a pure function of a key, and keys come from names.
+"""Keyed randomness: every random choice is a pure function of a key, and keys come from names.
 
-No generator object has a state that would have to be saved. With the seed, the name of the source and a
-position, any process can make the same choice again.
+No generator object has a state that would have to be saved. With the seed, the name of the source
+and a position, any process can make the same choice again.
 """
 
 import hashlib
@@ -59,7 +59,9 @@ def uniform(keys: Keys, draw: int) -> npt.NDArray[np.float64]:
 
 
 def keyed_order(n: int, key: int) -> Ints:
-    """The numbers 0 to n-1 in an order that depends on the key: sorted by mixed values, which are all different.
+    """The numbers 0 to n-1 in an order that depends on the key.
+
+    They are sorted by mixed values, which are all different.
 
     >>> sorted(keyed_order(5, key=1).tolist())
     [0, 1, 2, 3, 4]

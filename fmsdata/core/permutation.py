@@ -1,8 +1,9 @@
 """A keyed bijection of [0, n) in O(1) memory, for any n.
 
-A Feistel network over two digits: a number below `a * b` is `(x, y)` with `x < a` and `y < b`, and each
-round adds a mixed, keyed function of one digit to the other. `a * b` is at least n and barely above it.
-A result outside [0, n) is sent through the network again (cycle walking), which keeps it a bijection.
+A Feistel network over two digits: a number below `a * b` is `(x, y)` with `x < a` and `y < b`, and
+each round adds a mixed, keyed function of one digit to the other. `a * b` is at least n and barely
+above it. A result outside [0, n) is sent through the network again (cycle walking), which keeps it
+a bijection.
 """
 
 from math import isqrt

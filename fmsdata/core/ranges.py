@@ -2,8 +2,8 @@
 
 A request costs as much as some thousand bytes, so ranges with a small gap between them become one.
 `worth_bridging` is the rule, for numbers and for arrays. `merge` applies it to a list of ranges in
-any order. `join` builds the ranges of long arrays whose caller decides where to cut. `inside` checks
-ranges that come from a file against its bounds.
+any order. `join` builds the ranges of long arrays whose caller decides where to cut. `inside`
+checks ranges that come from a file against its bounds.
 """
 
 from collections.abc import Iterable

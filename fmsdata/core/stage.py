@@ -54,7 +54,7 @@ class Stage(IterableDataset[Item]):
         return {"below": self.below}
 
     def parameters(self) -> State:
-        """What the order or the content of the items depends on: by default, the public attributes."""
+        """What the items and their order depend on: by default, the public attributes."""
         children = set(map(id, self.children().values()))
         return {
             name: plain(value)
@@ -112,11 +112,14 @@ class Stage(IterableDataset[Item]):
         return any(stage.tokenizes() for stage in self.children().values())
 
     def ends(self) -> bool:
-        """Whether the items come to an end. Only a source that is mixed with an endless one may end."""
+        """Whether the items come to an end.
+
+        Only a source that is mixed with an endless one may end.
+        """
         return any(stage.ends() for stage in self.children().values())
 
     def total_tokens(self) -> float:
-        """Tokens of all items until they end, according to the counts; infinite if they never end."""
+        """Tokens of all items until they end, according to the counts; infinite without an end."""
         children = self.children().values()
         return sum(stage.total_tokens() for stage in children) if children and self.ends() else math.inf
 
@@ -125,7 +128,7 @@ class Stage(IterableDataset[Item]):
         return str(getattr(self, "name", type(self).__name__))
 
     def window_tokens(self) -> int:
-        """About how many tokens a lane plans at once: those of a shuffle window, or of a line without one."""
+        """About how many tokens a lane plans at once: those of a shuffle window, or of a line."""
         below = self.children().get("below")
         return 1 if below is None else below.window_tokens()
 
@@ -138,7 +141,10 @@ class Stage(IterableDataset[Item]):
         return max((_count(stage, type(self)) for stage in self.children().values()), default=0)
 
     def __iter__(self) -> Iterator[Item]:
-        """The items, one by one, as a single lane reads them. For several ranks, use `Rescalable`."""
+        """The items, one by one, as a single lane reads them.
+
+        For several ranks, use `Rescalable`.
+        """
         iterator = self.open(Lane())
         with suppress(Exhausted):
             while True:

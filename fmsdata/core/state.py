@@ -1,8 +1,8 @@
 """State: plain data from which an iterator continues, and how it is read back.
 
-A state comes from a file, so nothing in it is trusted. `number`, `part` and `parse` read it value by
-value, and stages check what they know: that a document is in its block, or a line in its window. What
-is left becomes an error of the state at one outer place, `Restoring`.
+A state comes from a file, so nothing in it is trusted. `number`, `part` and `parse` read it value
+by value, and stages check what they know: that a document is in its block, or a line in its window.
+What is left becomes an error of the state at one outer place, `Restoring`.
 """
 
 import json
@@ -62,6 +62,13 @@ def parse(text: Any, what: str) -> State:
     return data
 
 
+def require_version(state: Mapping[str, Any], version: int, what: str) -> None:
+    """Raise if a state was written by another version of this package."""
+    if state["version"] != version:
+        way_out = "use a newer fmsdata" if state["version"] > version else "use the fmsdata that wrote it"
+        raise StateError(f"{what} has version {state['version']} and this fmsdata reads version {version}; {way_out}")
+
+
 def is_count(value: Any) -> TypeGuard[int]:
     """Whether this is a whole number that can count something."""
     return type(value) is int and 0 <= value < 1 << 62
@@ -96,7 +103,7 @@ def part(state: State | None, name: str) -> State | None:
 
 
 def plain(value: Any) -> Any:
-    """A parameter of a stage as plain data, for its description: functions by name, arrays by a digest."""
+    """A parameter of a stage as plain data: functions by name, arrays by a digest."""
     if isinstance(value, Mapping):
         return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -11,7 +11,7 @@ Tokens: TypeAlias = npt.NDArray[np.integer[Any]]
 
 
 class StoredTokens(Protocol):
-    """What chunks take tokens from: an array, or an object that fetches the tokens when they are needed."""
+    """What chunks take tokens from: an array, or an object that fetches tokens on demand."""
 
     @property
     def dtype(self) -> np.dtype[Any]: ...

@@ -7,13 +7,13 @@ whose name has `counts` in it. So their files are only compared, unless a user a
 import csv
 import io
 import os
-import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from fmsdata.core.wording import counted, few
 from fmsdata.corpus.counts import count_shards, entries_of
 from fmsdata.corpus.counts_csv import HEADER, INDEX, Count, CountsTable, Parts, all_counts_files, read_rows
-from fmsdata.corpus.listing import ARROW, all_shards, note_of_copies, note_of_others, note_of_skipped
+from fmsdata.corpus.listing import all_shards, by_kind, note_of_copies, note_of_others, note_of_skipped
 from fmsdata.corpus.text_indexing import IndexedText, index_text
 from fmsdata.corpus.tokenizer import Tokenizer
 from fmsdata.errors import CountsError, DataError
@@ -70,7 +70,7 @@ def index_corpus(
     if not found.names:
         raise DataError(f"{root}: no files ending in {', '.join(SUFFIXES)} below it; check the path")
     notes = [note_of_skipped(found.skipped)] if found.skipped else []
-    names, not_arrow = _by_kind(found.names)
+    names, not_arrow = by_kind(found.names)
     if len(names) + len(not_arrow) < len(found.names):
         notes.append(note_of_others([name for name in found.names if name not in {*names, *not_arrow}]))
     text, with_tokens = index_text(root, entries_of(root, found.only(not_arrow)), column, tokenizer)
@@ -96,9 +96,9 @@ def index_corpus(
         lacking = [shard for shard in counts if not any(shard in other.listed for other in compared)]
         if wrong and not replace:
             raise CountsError(
-                f"the counts of another program disagree with the shards: {_few(wrong)}; nothing was written. "
-                "Correct them there, or run `fmsdata index --replace` to replace them (they are kept in "
-                f"{meta / REPLACED})"
+                f"the counts of another program disagree with the shards: {few(wrong, SHOWN, '; ')}; "
+                "nothing was written. Correct them there, or run `fmsdata index --replace` to replace them "
+                f"(they are kept in {meta / REPLACED})"
             )
         target, stale = meta / OWN, own - {OWN}
         if others and (wrong or lacking) and replace:
@@ -109,8 +109,9 @@ def index_corpus(
             stale = (own | {file.name for file in others}) - {target.name}
         elif others:
             for file, other in zip(others, compared, strict=True):
-                lacks = f"lacks {_shards(len(counts) - len(other.listed))}" if lacking else "agrees with the shards"
-                notes.append(f"left {file} as it is: another program's, it {lacks}{other.elsewhere}")
+                missing = counted(len(counts) - len(other.listed), "shard")
+                finding = f"lacks {missing}" if lacking else "agrees with the shards"
+                notes.append(f"left {file} as it is: another program's, it {finding}{other.elsewhere}")
             if not lacking and not own:
                 return _indexed(others[0], counts, notes, text, written=False)
             target, stale = meta / (OWN if OWN in own else INDEX), set()
@@ -128,11 +129,11 @@ def index_corpus(
     return _indexed(target, counts, notes, text, written=written)
 
 
-def _by_kind(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Arrow shards, and files of other formats in folders without Arrow shards."""
-    arrow = [name for name in names if name.endswith(ARROW)]
-    folders = {posixpath.dirname(name) for name in arrow}
-    return arrow, [name for name in names if not name.endswith(ARROW) and posixpath.dirname(name) not in folders]
+def write_counts(root: Location, counts: Mapping[str, Count]) -> Location:
+    """Write the counts of a corpus that was just made, as `index_corpus` would."""
+    file = root / "meta" / OWN
+    file.write_bytes(_table(counts))
+    return file
 
 
 def _indexed(
@@ -210,24 +211,17 @@ def _nested(root: Location, counts: Mapping[str, Count]) -> Iterator[str]:
         for file, other in compared:
             if other.wrong:
                 raise CountsError(
-                    f"{file} disagrees with the shards: {_few(other.wrong)}; nothing was written. "
+                    f"{file} disagrees with the shards: {few(other.wrong, SHOWN, '; ')}; nothing was written. "
                     f"Correct it, or run `fmsdata index {root / folder} --replace`"
                 )
         lacking = inside.keys() - set().union(*(other.listed for _, other in compared))
         if compared and lacking:
             yield (
                 f"warning: {compared[0][0]} is nearer to its shards and read before this index, but lacks "
-                f"{_shards(len(lacking))}, which are counted at every start; run `fmsdata index {root / folder}`"
+                f"{counted(len(lacking), 'shard')}, which are counted at every start; "
+                f"run `fmsdata index {root / folder}`"
             )
 
 
 def _count(count: Count) -> str:
     return f"{count[0]:,} documents and {count[1]:,} tokens"
-
-
-def _shards(number: int) -> str:
-    return f"{number:,} shard{'' if number == 1 else 's'}"
-
-
-def _few(texts: Sequence[str]) -> str:
-    return "; ".join(texts[:SHOWN]) + (f"; and {len(texts) - SHOWN:,} more" if len(texts) > SHOWN else "")

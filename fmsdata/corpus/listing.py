@@ -12,12 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from fmsdata.core.wording import counted
 from fmsdata.corpus.selection import Files, has_patterns, select
-from fmsdata.errors import DataError
+from fmsdata.errors import DataError, DeniedError, MissingError
 from fmsdata.formats import SUFFIXES, format_of
 from fmsdata.planning.counts import Counts
 from fmsdata.storage.clients.base import Entry
-from fmsdata.storage.local import FileId, list_files, list_ids
+from fmsdata.storage.local import FileId, file_entry, list_files, list_ids
 from fmsdata.storage.location import Location
 
 ARROW = ".arrow"
@@ -29,6 +30,9 @@ COPIED = re.compile(
     r"|copy[ _-]of[ _-](?P<of_>.+)",
     re.IGNORECASE,
 )
+VALIDATION = "validation"  # the folder with the documents that `fmsdata prepare` held out
+UNFINISHED = ".fmsdata-prepare"  # the folder with its work in progress
+MANIFEST = "fmsdata-prepare.json"  # in `meta` of a corpus that `fmsdata prepare` wrote
 ENOUGH_DOCUMENTS = 100  # so that two shards don't have the same counts by chance
 MOST_CHECKED = 100
 
@@ -82,6 +86,13 @@ def arrow_first(names: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     return (arrow, tuple(name for name in names if not name.endswith(ARROW))) if arrow else (list(names), ())
 
 
+def by_kind(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Arrow shards, and files of other formats in folders without Arrow shards."""
+    arrow = [name for name in names if name.endswith(ARROW)]
+    folders = {posixpath.dirname(name) for name in arrow}
+    return arrow, [name for name in names if not name.endswith(ARROW) and posixpath.dirname(name) not in folders]
+
+
 def list_shards(folder: Location, files: Files = None) -> ShardList:
     """The shards of a source, of which there must be at least one, all of one kind unless `files` selects them."""
     if files is not None:
@@ -100,6 +111,30 @@ def list_shards(folder: Location, files: Files = None) -> ShardList:
         raise DataError(f"{folder}: {folder.why_no_folder()}; check `path` of the source")
     only = f" ({note_of_skipped(found.skipped)})" if found.skipped else _found_instead(folder)
     raise DataError(f"{folder}: no shards; a source is a folder with files ending in {', '.join(SUFFIXES)}{only}")
+
+
+def shard_entries(folder: Location) -> list[Entry]:
+    """The shards of all sources below a folder, at least one, with their sizes and versions."""
+    found = all_shards(folder) if folder.local is None or folder.is_dir() else ShardList([])
+    names = sorted(name for names in by_kind(found.names) for name in names) or list_shards(folder).names
+    if folder.local is None:
+        return [entry for entry in found.entries if entry.name in set(names)]
+    entries = []
+    for name in names:
+        try:
+            entries.append(file_entry(folder.local, name))
+        except OSError as error:
+            raise DataError(f"{folder / name}: cannot be read: {error.strerror}") from None
+    return entries
+
+
+def held_out(root: Location) -> set[str]:
+    """The folders of a corpus that are no sources: the documents that `fmsdata prepare` held out."""
+    try:
+        files = (root / "meta").level().files
+    except (DeniedError, MissingError):
+        return set()
+    return {VALIDATION} if any(entry.name == MANIFEST for entry in files) else set()
 
 
 def _selected(folder: Location, files: Sequence[str]) -> ShardList:
@@ -137,13 +172,13 @@ def _found_instead(folder: Location) -> str:
         return "; it has no files"
     counts = ", ".join(f"{count:,} {ending or 'without an ending'}" for ending, count in endings.most_common(3))
     more = "; rename .json files with one object a line to .jsonl" if ".json" in endings else ""
-    return f", but this has {_files(len(names))} ({counts}), such as {names[0]}{more}"
+    return f", but this has {counted(len(names), 'file')} ({counts}), such as {names[0]}{more}"
 
 
 def note_of_skipped(skipped: Sequence[str]) -> str:
     """What to say of files that were left out."""
     return (
-        f"skipped {_files(len(skipped))} that another program left there, such as {skipped[0]}: names like "
+        f"skipped {counted(len(skipped), 'file')} that another program left there, such as {skipped[0]}: names like "
         "cache-*.arrow are those of Hugging Face's caches; if it is data, rename it"
     )
 
@@ -151,7 +186,7 @@ def note_of_skipped(skipped: Sequence[str]) -> str:
 def note_of_others(others: Sequence[str]) -> str:
     """What to say of files of other formats beside Arrow shards."""
     return (
-        f"does not read {_files(len(others))} of other formats beside the Arrow shards, such as {others[0]}; "
+        f"does not read {counted(len(others), 'file')} of other formats beside the Arrow shards, such as {others[0]}; "
         "select them with `files` to read them"
     )
 
@@ -167,7 +202,7 @@ def note_of_copies(
     first = min(pairs)
     how = "is the same file as" if first in same else "has the same counts as"
     return (
-        f"{len(pairs):,} of {_files(len(names))} look like copies of others ({first} {how} {pairs[first]}): "
+        f"{len(pairs):,} of {counted(len(names), 'file')} look like copies of others ({first} {how} {pairs[first]}): "
         "a source that holds both reads their documents twice in every epoch; remove the copies"
     )
 
@@ -238,7 +273,3 @@ def _ids(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, FileId]]:
         with suppress(OSError):
             status = os.stat(folder / name)
             yield name, (status.st_dev, status.st_ino)
-
-
-def _files(number: int) -> str:
-    return f"{number:,} file{'' if number == 1 else 's'}"

@@ -1,7 +1,7 @@
 """Where iterations over a loader end, and what a run that ends has not saved.
 
 The stream has no end. With `steps=N` an iteration ends where the count of steps reaches a multiple
-of N, so a run that resumes in between hands out the rest. The next iteration goes on from there.
+of N, so a run that resumes in between hands out the rest. The next iteration continues from there.
 """
 
 import atexit

@@ -129,6 +129,7 @@ class ServedProcess:
         self.sentinel = status  # becomes readable when there is news
         self._server = server
         self._received = b""
+        self._lock = threading.Lock()  # several threads look, and one of them closes it
         os.set_blocking(status, False)
 
     @property
@@ -161,9 +162,10 @@ class ServedProcess:
     def close(self) -> None:
         """Release what belongs to it. Call it when it has ended."""
         self._receive()
-        if self.sentinel >= 0:
-            os.close(self.sentinel)
-            self.sentinel = -1
+        with self._lock:
+            sentinel, self.sentinel = self.sentinel, -1
+        if sentinel >= 0:
+            os.close(sentinel)
         if self._server is not None:
             self._server.end()
             self._server = None
@@ -173,13 +175,14 @@ class ServedProcess:
         return STATUS.unpack(part)[0] if len(part) == STATUS.size else None
 
     def _receive(self) -> None:
-        while self.sentinel >= 0 and len(self._received) < 2 * STATUS.size:
-            try:
-                more = os.read(self.sentinel, 2 * STATUS.size - len(self._received))
-            except BlockingIOError:
-                return
-            # The server writes both numbers, unless it is gone.
-            self._received += more or STATUS.pack(UNKNOWN_EXIT) * (2 - len(self._received) // STATUS.size)
+        with self._lock:
+            while self.sentinel >= 0 and len(self._received) < 2 * STATUS.size:
+                try:
+                    more = os.read(self.sentinel, 2 * STATUS.size - len(self._received))
+                except BlockingIOError:
+                    return
+                # The server writes both numbers, unless it is gone.
+                self._received += more or STATUS.pack(UNKNOWN_EXIT) * (2 - len(self._received) // STATUS.size)
 
 
 def serve(control_fd: int, trainer: int) -> None:
@@ -249,7 +252,7 @@ def _fork(descriptors: list[int], workers: dict[int, int], own: list[int]) -> No
         for fd in [*own, *workers.values(), status]:
             os.close(fd)
         code = _run(given)
-    finally:  # whatever happens, this process must not go on as a second server
+    finally:  # whatever happens, this process must not continue as a second server
         with suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()

@@ -132,7 +132,7 @@ class ReadAhead:
         return [] if self._source is None else self._source.pids
 
     def stop(self) -> None:
-        """Tell the thread and its source to end soon, without waiting for that."""
+        """Ask the thread and its source to end soon, without waiting for that."""
         self._stop.set()
         self._room.put(None)  # in case the thread waits for room
         if self._source is not None:

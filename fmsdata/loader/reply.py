@@ -41,10 +41,10 @@ class Reply(NamedTuple):
     passed: Sequence[Milestone] = ()
     stats: StorageStats | None = None  # of this worker so far
     versions: Mapping[str, Version] | None = None  # of the files that it opened first in this round
-    failure: "Failure | None" = None  # why the remaining lines are missing
+    failure: "WorkerFailure | None" = None  # why the remaining lines are missing
 
 
-class Failure(NamedTuple):
+class WorkerFailure(NamedTuple):
     """An error in a worker: the names of its class, and its texts."""
 
     module: str
@@ -53,7 +53,7 @@ class Failure(NamedTuple):
     traceback: str
 
     @classmethod
-    def of(cls, error: Exception) -> "Failure":
+    def of(cls, error: Exception) -> "WorkerFailure":
         kind = type(error)
         return cls(kind.__module__, kind.__qualname__, str(error), "".join(traceback.format_exception(error)))
 

@@ -8,6 +8,8 @@ import mmap
 import os
 import tempfile
 
+from fmsdata.loader.limits import limit_error
+
 
 class SharedMemory:
     """Memory that one process writes and another reads, once it is notified.
@@ -24,6 +26,7 @@ class SharedMemory:
         self._fd = -1  # if the next but one line fails
         self._map: mmap.mmap | None = None
         self._fd = _anonymous_file() if fd is None else fd
+        self._mapped(mmap.PAGESIZE)  # a map has a descriptor too: if there is none left, that is known at the start
 
     def write(self, *parts: bytes | memoryview) -> None:
         """Write these bytes one after the other, from the beginning."""
@@ -42,7 +45,11 @@ class SharedMemory:
 
     def _mapped(self, size: int) -> mmap.mmap:
         if self._map is None or len(self._map) < size:
-            self._map = mmap.mmap(self._fd, max(size, mmap.PAGESIZE))
+            self._map = None  # it gives back its descriptor
+            try:
+                self._map = mmap.mmap(self._fd, max(size, mmap.PAGESIZE))
+            except OSError as error:
+                raise limit_error(error, "the memory that is shared with a worker could not be mapped") from None
         return self._map
 
     def fileno(self) -> int:

@@ -26,7 +26,7 @@ from fmsdata.core.chunk import Row
 from fmsdata.corpus.tokenizer_threads import THREADS
 from fmsdata.errors import ConfigError
 from fmsdata.loader.fork_server import watch_process
-from fmsdata.loader.reply import Failure, Reply, ReplySize, join_lines, write_reply
+from fmsdata.loader.reply import Reply, ReplySize, WorkerFailure, join_lines, write_reply
 from fmsdata.loader.shared_memory import SharedMemory
 from fmsdata.loader.worker_note import WorkerNote
 from fmsdata.prefetch.open_files import OpenFiles
@@ -64,7 +64,8 @@ class Channel(NamedTuple):
 
     def close(self) -> None:
         self.requests.close()
-        for memory in (self.note.memory, *self.memories):
+        self.note.close()
+        for memory in self.memories:
             memory.close()
 
 
@@ -140,8 +141,8 @@ def _reply_to_requests(reader: "RoundReader | FailedReader", requests: Connectio
         requests.send(reader.read(pending.popleft()))
 
 
-def _unreadable(error: Exception) -> Failure:
-    return Failure.of(
+def _unreadable(error: Exception) -> WorkerFailure:
+    return WorkerFailure.of(
         ConfigError(
             f"the pipeline can't be used in a worker process: {type(error).__name__}: {error}; functions and classes "
             "must be in a module that workers can import, or in the script or notebook itself; or use "
@@ -153,7 +154,7 @@ def _unreadable(error: Exception) -> Failure:
 class FailedReader:
     """Takes the place of a reader that could not be created: every reply says why."""
 
-    def __init__(self, failure: Failure, memories: Sequence[SharedMemory]) -> None:
+    def __init__(self, failure: WorkerFailure, memories: Sequence[SharedMemory]) -> None:
         self._failure, self._memories = failure, deque(memories)
 
     def read(self, batches: int) -> ReplySize:  # noqa: ARG002
@@ -169,13 +170,13 @@ class RoundReader:
         self._lane_set = set(spec.lanes)
         self._turns = spec.positions.turns()
         self._round = 0
-        self._failure: Failure | None = None
+        self._failure: WorkerFailure | None = None
         try:
             share = len(spec.lanes) / spec.data.lanes
             files = OpenFiles(share, lambda block: channel.note.write(str(block)), spec.data.versions)
             self._lanes = spec.data.start(spec.lanes, spec.positions.states(spec.lanes), files)
         except Exception as error:
-            self._failure = Failure.of(error)
+            self._failure = WorkerFailure.of(error)
 
     def read(self, batches: int) -> ReplySize:
         """Read the lines of the next round, as far as possible.
@@ -195,12 +196,12 @@ class RoundReader:
                         rows += more_rows
                         passed += more_passed
         except Exception as error:
-            self._failure = Failure.of(error)
+            self._failure = WorkerFailure.of(error)
         try:
             if rows:
                 return self._write(memory, rows, passed)
         except Exception as error:
-            self._failure = Failure.of(error)
+            self._failure = WorkerFailure.of(error)
         return write_reply(memory, Reply(failure=self._failure))
 
     def _write(self, memory: SharedMemory, rows: list[Row], passed: list[Milestone]) -> ReplySize:

@@ -7,11 +7,9 @@ exit code is checked now and then as well, because another process that was fork
 keep the pipe open.
 """
 
-import errno
 import multiprocessing
 import os
 import pickle
-import resource
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,6 +18,7 @@ from typing import Any, NamedTuple
 
 from fmsdata.errors import ConfigError, WorkerError
 from fmsdata.loader.fork_server import ForkServer, describe_exit
+from fmsdata.loader.limits import limit_error
 from fmsdata.loader.reply import ReplySize
 from fmsdata.loader.shared_memory import SharedMemory
 from fmsdata.loader.worker import Channel, Surroundings, WorkerSpec, run_worker
@@ -28,13 +27,9 @@ from fmsdata.loader.worker_note import WorkerNote, describe_state
 DEFAULT_METHOD = "forkserver"
 CHECK_SECONDS = 0.5  # how often exit codes are checked while waiting for a reply
 PATIENCE_SECONDS = 2.0  # how long workers may take to end by themselves
+EXIT_CODE_SECONDS = 10.0  # how long the exit code of a worker that is gone may take, on a busy machine
+SPARE_DESCRIPTORS = 8  # that must be left before a worker is forked
 MOST_REPORTED = 4  # silent workers whose stacks are shown
-LIMITS = {  # failures of the system that have a limit, and the limit's name
-    errno.EMFILE: ("open files of a process", "ulimit -n"),
-    errno.ENFILE: ("open files of the system", "/proc/sys/fs/file-max"),
-    errno.EAGAIN: ("processes of a user", "ulimit -u"),
-    errno.ENOMEM: ("memory", "free -h"),
-}
 
 
 class Worker(NamedTuple):
@@ -82,19 +77,37 @@ def start_worker(spec: WorkerSpec, method: str, *, memories: int, inherited: Seq
         for close in opened:
             close()
         if isinstance(error, OSError):
-            raise _system_limit(error, spec) from None
+            raise limit_error(error, f"worker {spec.index} of {spec.workers} could not be started") from None
         raise
 
 
 def _fork_worker(spec: WorkerSpec, channel: Channel, theirs: Connection, inherited: Sequence[Connection]) -> Any:
+    if multiprocessing.current_process().daemon:
+        raise ConfigError(
+            "multiprocessing_context is 'fork', but this is a daemon process of multiprocessing, which may not fork "
+            f"others that way; use {DEFAULT_METHOD!r}, which is the default"
+        )
     process = multiprocessing.get_context("fork").Process(
         target=run_worker,
         args=(spec, channel._replace(requests=theirs), (*inherited, channel.requests)),
         name=f"fmsdata-worker-{spec.index}",
         daemon=True,
     )
+    # `start` makes two pipes, and leaves one open if there is none for the other. The worker needs some to begin with.
+    _require_descriptors(SPARE_DESCRIPTORS)
     process.start()
     return process
+
+
+def _require_descriptors(count: int) -> None:
+    """Raise OSError if this process can't open that many files more."""
+    opened: list[int] = []
+    try:
+        while len(opened) < count:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    finally:
+        for fd in opened:
+            os.close(fd)
 
 
 def _serve_worker(spec: WorkerSpec, channel: Channel, theirs: Connection, method: str) -> Any:
@@ -120,19 +133,6 @@ def _serve_worker(spec: WorkerSpec, channel: Channel, theirs: Connection, method
         channel.requests.send(Surroundings.of_trainer(spec.index, spec.workers))
         channel.requests.send_bytes(text)
     return process
-
-
-def _system_limit(error: OSError, spec: WorkerSpec) -> WorkerError:
-    """The error for a worker that could not be started because the system has a limit."""
-    what, where = LIMITS.get(error.errno or 0, ("", ""))
-    limit = ""
-    if error.errno == errno.EMFILE:
-        limit = f" of {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
-    reason = f"the limit{limit} on {what} ({where}) is reached; raise it" if what else "see the error"
-    return WorkerError(
-        f"worker {spec.index} of {spec.workers} could not be started: {error.strerror or error}: {reason}, or use "
-        "fewer workers (num_workers=0 reads in the trainer's process)"
-    )
 
 
 class WorkerPool:
@@ -182,7 +182,7 @@ class WorkerPool:
                     size: ReplySize = requests.recv()
                     return size
             except (EOFError, ConnectionError):  # it is gone, and its exit code comes a moment later
-                worker.process.join(PATIENCE_SECONDS)
+                worker.process.join(EXIT_CODE_SECONDS)
                 self._report_death(worker)
             self.check()
 

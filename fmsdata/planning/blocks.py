@@ -1,6 +1,6 @@
 """Blocks: how the shards of a source are cut, from counts alone.
 
-Every process that plans a run comes to the same blocks, without reading or asking anyone.
+Every process that plans a run computes the same blocks, without I/O or communication.
 """
 
 from bisect import bisect_right
@@ -52,7 +52,9 @@ class BlockPlan:
 
 @lru_cache(maxsize=256)
 def cut_blocks(counts: Counts, lanes: int, block_tokens: int) -> BlockPlan:
-    """Cut every shard into blocks of about `block_tokens`, small enough that each lane gets its share of them.
+    """Cut every shard into blocks of about `block_tokens`.
+
+    Blocks are small enough that each lane gets its share of them.
 
     >>> counts = Counts(("a", "b"), np.array([100, 50]), np.array([10_000, 10_000]))
     >>> cut_blocks(counts, lanes=1, block_tokens=1000).blocks

@@ -26,9 +26,9 @@ def drift(counts: Counts, lanes: int, block_tokens: int) -> float:
     tokens of a lane's epoch are taken to be gamma distributed, for which it is half of the mean
     absolute deviation.
 
-    >>> counts = Counts(("a",), np.array([20_000]), np.array([10_000_000]))
-    >>> f"{drift(counts, lanes=1024, block_tokens=1 << 18):.0%}, {drift(counts, lanes=96, block_tokens=1 << 18):.0%}"
-    '13%, 4%'
+    >>> counts = Counts(("a",), np.array([20_000]), np.array([9_990_000]))
+    >>> [f"{drift(counts, lanes, block_tokens=1 << 18):.0%}" for lanes in (1024, 96)]
+    ['13%', '4%']
     """
     documents = int(counts.documents.sum())
     blocks = cut_blocks(counts, lanes, block_tokens).blocks
@@ -54,7 +54,7 @@ def _one_length(counts: Counts) -> bool:
 
 
 def lanes_within(counts: Counts, block_tokens: int, *, bound: float, below: int, world_size: int = 1) -> int | None:
-    """The largest well divisible number of lanes, below a number, at which the drift is within a bound.
+    """The largest well divisible number of lanes below `below` with a drift within `bound`.
 
     It is a multiple of the world size. None: there is none.
     """

@@ -1,8 +1,8 @@
 """The order in which a lane reads the blocks of a source.
 
 A source is an endless sequence of blocks. Index `i` is block `P(i mod n)` of epoch `i div n`, where
-`P` is a keyed bijection for that epoch, and lane `l` of `L` takes `i = l, l + L, l + 2L, ...`. So every
-(epoch, block) belongs to exactly one lane, at exactly one place.
+`P` is a keyed bijection for that epoch, and lane `l` of `L` takes `i = l, l + L, l + 2L, ...`. So
+every (epoch, block) belongs to exactly one lane, at exactly one place.
 """
 
 import math
@@ -73,13 +73,9 @@ class LaneOrder:
             self._planned = self._permutation.array(np.array(positions, np.int64)).tolist()
         self._first = place
 
-    def tokens(self, address: Address) -> float:
-        """About how many tokens a block has."""
-        return self.plan.tokens(address)
-
 
 def place_of(block: int, epoch: int, *, blocks: int, lanes: int, seed: int, source: str) -> tuple[int, int]:
-    """The lane that reads a block in an epoch, and the place in its order: the reverse of `LaneOrder`."""
+    """The lane that reads a block in an epoch, and at which place: the reverse of `LaneOrder`."""
     position = Permutation(blocks, key_of(seed, source, epoch)).inverse(block)
     place, lane = divmod(epoch * blocks + position, lanes)
     return lane, place

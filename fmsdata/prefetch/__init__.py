@@ -1,1 +1,1 @@
-"""What is fetched when: a queue of byte ranges, look-ahead per lane, and a buffer within a budget."""
+"""What is fetched when: a queue of byte ranges, a look-ahead per lane, a buffer within a budget."""

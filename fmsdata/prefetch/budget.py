@@ -8,7 +8,10 @@ LENT = 3 / 4  # of the budget, for what the pipeline holds: the rest is for what
 
 @dataclass(eq=False)
 class Budget:
-    """`storage.prefetch_bytes`, and what it is used for. Each user keeps its own number up to date."""
+    """`storage.prefetch_bytes`, and what it is used for.
+
+    Each user keeps its own number up to date.
+    """
 
     bytes: int
     ahead: int = 0  # fetched ahead, or being fetched

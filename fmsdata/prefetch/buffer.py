@@ -1,8 +1,9 @@
-"""The prefetch buffer: blocks of remote shards, fetched before they are needed, within a budget of bytes.
+"""The prefetch buffer: blocks of remote shards, fetched ahead within a budget of bytes.
 
-The order of each lane says which blocks will be needed, and roughly when. `FetchAhead` fetches them in that
-order, `Loans` accounts for the memory that the pipeline holds, and `WholeSources` keeps small sources. So
-memory stays within the budget for any number of lanes and sources; only the number of requests grows.
+The order of each lane says which blocks will be needed, and roughly when. `FetchAhead` fetches them
+in that order, `Loans` accounts for the memory that the pipeline holds, and `WholeSources` keeps
+small sources. So memory stays within the budget for any number of lanes and sources; only the
+number of requests grows.
 
 A buffer is used by one thread at a time, and fetches in the event loop of its connections.
 """
@@ -30,7 +31,10 @@ DECODED = 2  # what is decoded of remote text may take another part of the budge
 
 
 class PrefetchBuffer:
-    """One for all lanes that a process reads together. `all_lanes`: these are all lanes of the run."""
+    """One for all lanes that a process reads together.
+
+    `all_lanes`: these are all lanes of the run.
+    """
 
     def __init__(self, storage: Storage, *, all_lanes: bool) -> None:
         self.layouts = LayoutCache()
@@ -49,7 +53,7 @@ class PrefetchBuffer:
         return look_ahead
 
     def tokens_at_once(self, look_ahead: LookAhead) -> float:
-        """How many tokens a lane may ask for in one go, so that all lanes together stay within the budget."""
+        """How many tokens a lane may request at once, so that all lanes stay within the budget."""
         if self._whole_sources.keeps(look_ahead):
             return math.inf
         if not self._budget.total:
@@ -95,7 +99,10 @@ class PrefetchBuffer:
         return own + self.queues.stats()
 
     def close(self) -> None:
-        """Fetch nothing more. A waiting thread gets an error, and requests under way are cancelled."""
+        """Fetch nothing more.
+
+        A waiting thread gets an error, and requests under way are cancelled.
+        """
         self._waiter.close()
         for connection in self.queues.connections:
             connection.soon(self.layouts.close)

@@ -8,11 +8,9 @@ their part, the oldest are dropped, and copied again from the shard if a line ne
 
 import math
 import warnings
-import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import partial
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -22,6 +20,7 @@ from fmsdata.core.keys import Ints
 from fmsdata.core.tokens import StoredTokens, Tokens
 from fmsdata.errors import FmsdataWarning
 from fmsdata.formats.base import Decoded
+from fmsdata.prefetch.held_tokens import HeldTokens
 
 SHARE = 1 / 2  # of the budget, for decoded batches: the rest is for copies
 WARN_BYTES, WARN_RATIO = 4 << 30, 16  # decoded, in all and for each byte of documents
@@ -34,12 +33,9 @@ class DecodedBatches:
         self._budget = budget or math.inf
         self._batches: OrderedDict[Hashable, Decoded] = OrderedDict()
         self._batch_bytes = 0
-        self._numbers = count()
-        self._copies: OrderedDict[int, tuple[weakref.ref[CopiedTokens], int]] = OrderedDict()
-        self._copy_bytes = 0
+        self._copies = HeldTokens()
         self._decoded = self._copied = 0  # bytes so far
         self._warned = False
-        self._dropped: deque[int] = deque()  # any thread may find that tokens are gone: settled later
 
     def get(self, key: Hashable, decode: Callable[[], Decoded]) -> Decoded:
         """A decoded record batch. The last one is kept even if it is larger than the budget."""
@@ -60,18 +56,14 @@ class DecodedBatches:
         return Block(copies, block.array, block.start, block.length)
 
     def record(self, tokens: "CopiedTokens", size: int) -> int:
-        """Count tokens until the pipeline drops them. If it holds too many now, the oldest are taken back."""
-        while self._dropped:
-            self._copy_bytes -= self._copies.pop(self._dropped.popleft(), (None, 0))[1]
+        """Count tokens until the pipeline drops them.
+
+        If it holds too many now, the oldest are revoked.
+        """
+        self._copies.sweep()
         self._copied += size
-        number = next(self._numbers)
-        self._copies[number] = weakref.ref(tokens, lambda _: self._dropped.append(number)), size
-        self._copy_bytes += size
-        while self._copy_bytes > self._budget * (1 - SHARE) and len(self._copies) > 1:
-            _, (reference, size) = self._copies.popitem(last=False)
-            self._copy_bytes -= size
-            if (oldest := reference()) is not None:
-                oldest.revoke()
+        number = self._copies.add(tokens, size)
+        self._copies.revoke_down_to(self._budget * (1 - SHARE))
         return number
 
     def count_copied(self, size: int) -> None:
@@ -80,7 +72,7 @@ class DecodedBatches:
 
     def touch(self, number: int) -> None:
         """These tokens are used now."""
-        self._copies.move_to_end(number)
+        self._copies.touch(number)
 
     def _count(self, size: int) -> None:
         self._decoded += size
@@ -96,7 +88,10 @@ class DecodedBatches:
 
 
 class CopiedTokens:
-    """The tokens of a block that was decoded. They may be dropped, and are then read again when they are needed."""
+    """The tokens of a block that was decoded.
+
+    They may be dropped, and are then read again when they are needed.
+    """
 
     def __init__(self, owner: DecodedBatches, tokens: Tokens, again: Callable[[], Tokens]) -> None:
         self._owner, self._again = owner, again

@@ -1,7 +1,7 @@
-"""What is fetched ahead: the block that is needed first comes next, over all lanes and sources alike.
+"""What is fetched ahead: of all lanes and sources, the block that is needed first comes next.
 
-Nothing is fetched further ahead than a window, or a small part of an epoch, so that little is wasted when a
-run ends.
+Nothing is fetched further ahead than a window, or a small part of an epoch, so that little is
+wasted when a run ends.
 """
 
 import heapq
@@ -34,13 +34,15 @@ class FetchAhead:
         self._most_unfinished = max(UNFINISHED, PER_CONNECTION * connections)
         self._whole_sources = whole_sources
         self._numbers = count()
-        # By when they need something. An entry is outdated when the version of its look-ahead is another.
+        # By when they need something. An entry is outdated when the version of its look-ahead is
+        # another.
         self._heap: list[tuple[Priority, int, int, weakref.ref[LookAhead]]] = []
         # The most urgent first, more or less. Weak, so that the list keeps nothing in memory.
         self._requested: deque[tuple[weakref.ref[PendingBlock], weakref.ref[LookAhead]]] = deque()
         self._most_requested = TIDY
         self._unfinished = 0  # fetches
-        # Any thread may find that a fetch has ended, or that a look-ahead is gone: noted here, and settled later.
+        # Any thread may find that a fetch has ended, or that a look-ahead is gone: noted here, and
+        # settled later.
         self._finished: deque[None] = deque()
         self._gone: deque[dict[int, PendingBlock]] = deque()
 
@@ -58,11 +60,14 @@ class FetchAhead:
 
     def release(self, pending: PendingBlock) -> None:
         """A block was taken."""
-        pending.wanted = False
+        pending.needed = False
         self._budget.ahead -= pending.bytes
 
     def fill(self, coming: int = 0) -> None:
-        """Fetch what is needed next, as long as there is room. `coming` bytes are already on their way."""
+        """Fetch what is needed next, as long as there is room.
+
+        `coming` bytes are already on their way.
+        """
         self._tidy()
         work: list[tuple[Coroutine[Any, Any, Block[Tokens]], Future[Block[Tokens]]]] = []
         source: RemoteSource | None = None
@@ -96,9 +101,9 @@ class FetchAhead:
     def drop_farthest(self) -> bool:
         """Give up the pending block that is needed last; False if there is none."""
         while self._requested:
-            wanted, reference = self._requested.pop()
-            pending, look_ahead = wanted(), reference()
-            if pending is not None and pending.wanted and look_ahead is not None:
+            block, reference = self._requested.pop()
+            pending, look_ahead = block(), reference()
+            if pending is not None and pending.needed and look_ahead is not None:
                 pending.future.cancel()
                 self.release(pending)
                 look_ahead.drop_last()
@@ -115,11 +120,12 @@ class FetchAhead:
                 self.release(pending)
 
     def _tidy(self) -> None:
-        """Remove outdated entries now and then: not all of them reach the end of their list by themselves."""
+        """Remove outdated entries now and then: some never reach the end of their list."""
         if len(self._heap) > 3 * self.look_aheads + TIDY:
             entries = [(entry, entry[3]()) for entry in self._heap]
-            self._heap = [entry for entry, one in entries if one is not None and one.version == entry[2]]
+            self._heap = [entry for entry, found in entries if found is not None and found.version == entry[2]]
             heapq.heapify(self._heap)
         if len(self._requested) > self._most_requested:
-            self._requested = deque(one for one in self._requested if (block := one[0]()) is not None and block.wanted)
+            pairs = [(pair, pair[0]()) for pair in self._requested]
+            self._requested = deque(pair for pair, pending in pairs if pending is not None and pending.needed)
             self._most_requested = 2 * len(self._requested) + TIDY

@@ -1,14 +1,12 @@
 """Loans: memory of fetched blocks that the pipeline holds.
 
-Tokens count as long as the pipeline holds them. When they take more than their part of the budget, those that
-were not looked at for the longest time are revoked, and fetched again, as a range, if a line needs them.
+Tokens count as long as the pipeline holds them. When they take more than their part of the budget,
+those that were not used for the longest time are revoked, and fetched again, as a range, if a
+line needs them.
 """
 
 import warnings
-import weakref
-from collections import OrderedDict, deque
 from collections.abc import Sequence
-from itertools import count
 
 import numpy as np
 
@@ -18,6 +16,7 @@ from fmsdata.core.tokens import StoredTokens, Tokens
 from fmsdata.errors import FmsdataWarning
 from fmsdata.prefetch.budget import Budget
 from fmsdata.prefetch.fetch_ahead import FetchAhead
+from fmsdata.prefetch.held_tokens import HeldTokens
 from fmsdata.prefetch.range_queue import NOW, Urgency
 from fmsdata.prefetch.remote_source import RemoteSource
 from fmsdata.prefetch.waiter import Waiter
@@ -26,7 +25,10 @@ WARN_BYTES = 16 << 20  # fetched again
 
 
 class LentTokens:
-    """The tokens of a remote block. They may be revoked, and are then fetched again when they are needed."""
+    """The tokens of a remote block.
+
+    They may be revoked, and are then fetched again when they are needed.
+    """
 
     def __init__(
         self, loans: "Loans", source: RemoteSource, address: Address, which: int, block: Block[Tokens]
@@ -67,9 +69,7 @@ class Loans:
     def __init__(self, budget: Budget, ahead: FetchAhead, waiter: Waiter) -> None:
         self.fetched_again = 0  # bytes
         self._budget, self._ahead, self._waiter = budget, ahead, waiter
-        self._numbers = count()
-        self._lent: OrderedDict[int, tuple[weakref.ref[LentTokens], int]] = OrderedDict()
-        self._returned: deque[int] = deque()  # any thread may find that tokens are gone: settled later
+        self._lent = HeldTokens()
         self._warned = False
 
     def lend(self, source: RemoteSource, address: Address, block: Block[Tokens]) -> Block[StoredTokens]:
@@ -80,33 +80,30 @@ class Loans:
         return Block(lent, block.array, block.start, block.length)
 
     def record(self, tokens: LentTokens, size: int) -> int:
-        """Count tokens until the pipeline drops them. If it holds too many now, the oldest are revoked."""
-        number = next(self._numbers)
-        self._lent[number] = weakref.ref(tokens, lambda _: self._returned.append(number)), size
+        """Count tokens until the pipeline drops them.
+
+        If it holds too many now, the oldest are revoked.
+        """
+        number = self._lent.add(tokens, size)
         budget = self._budget
-        budget.lent += size
+        budget.lent = self._lent.bytes
         if budget.total and budget.used > budget.total:
             self.sweep()
             self._ahead.sweep()
             while budget.used > budget.total and self._ahead.drop_farthest():
                 pass
-        while budget.lent > budget.most_lent and len(self._lent) > 1:
-            _, (reference, size) = self._lent.popitem(last=False)
-            budget.lent -= size
-            oldest = reference()
-            if oldest is not None:
-                oldest.revoke()
+        self._lent.revoke_down_to(budget.most_lent)
+        budget.lent = self._lent.bytes
         return number
 
     def touch(self, number: int) -> None:
         """These tokens are used now."""
-        self._lent.move_to_end(number)
+        self._lent.touch(number)
 
     def sweep(self) -> None:
         """Settle the accounts of tokens that the pipeline dropped."""
-        while self._returned:
-            _, size = self._lent.pop(self._returned.popleft(), (None, 0))
-            self._budget.lent -= size
+        self._lent.sweep()
+        self._budget.lent = self._lent.bytes
 
     def fetch_range(self, source: RemoteSource, shard: int, start: int, stop: int) -> bytes:
         """Bytes of tokens that were revoked."""

@@ -1,8 +1,8 @@
 """Look-ahead: which blocks of a source a lane reads next, and when it will need them.
 
-Time is counted in tokens that the lane reads. A block is due when the lane has read as many tokens as
-come before it, at the source's share of the mix. Lanes fill their windows one lane after the other, which
-decides the order between lanes.
+Time is counted in tokens that the lane reads. A block is due when the lane has read as many tokens
+as come before it, at the source's share of the mix. Lanes fill their windows one lane after the
+other, which decides the order between lanes.
 """
 
 import math
@@ -35,7 +35,7 @@ class PendingBlock:
     bytes: int
     urgency: Urgency
     future: "Future[Block[Tokens]]"
-    wanted: bool = True  # neither read nor given up yet
+    needed: bool = True  # neither read nor given up yet
 
 
 class LookAhead:
@@ -77,7 +77,7 @@ class LookAhead:
 
     def pass_block(self, place: int, address: Address) -> None:
         """Record that the lane has reached this block."""
-        clock, tokens = self._lane.clock, self._order.tokens(address)
+        clock, tokens = self._lane.clock, self._order.plan.tokens(address)
         self._next = max(self._next, place + 1)
         self._update_share()
         clock.time = max(clock.time, self._time)
@@ -91,7 +91,7 @@ class LookAhead:
         planned = self._order.block(self._next)
         if planned is None:
             return None
-        tokens = self._order.tokens(planned.address)
+        tokens = self._order.plan.tokens(planned.address)
         if self.pending and self._pending_tokens > self.most_tokens:
             # A window is filled to the end of a block, more or less, and not to its last line.
             window = self._lane.window_tokens

@@ -1,7 +1,7 @@
 """Open files: what the lanes that are read together share, mapped shards and fetched blocks.
 
-`OpenFiles` is the host of its lanes. It decides how the blocks of a source are read: from mapped files if they are
-local, else through the prefetch buffer.
+`OpenFiles` is the host of its lanes. It decides how the blocks of a source are read: from mapped
+files if they are local, else through the prefetch buffer.
 """
 
 import math
@@ -30,14 +30,14 @@ OPEN_SHARDS = 256
 
 
 def _ignore(block: BlockName) -> None:
-    """Nobody wants to know what is read."""
+    """The default: nothing is done with it."""
 
 
 class OpenFiles:
     """The most recently used local shards, mapped, and blocks of remote shards.
 
-    `share` of the run's lanes are read together. Nothing is opened before it is read. `versions` are
-    those of the run: a file must look as it did when any part of the run first opened it.
+    `share` of the run's lanes are read together. Nothing is opened before it is read. `versions`
+    are those of the run: a file must look as it did when any part of the run first opened it.
     """
 
     def __init__(

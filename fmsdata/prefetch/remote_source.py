@@ -1,4 +1,4 @@
-"""The shards of a source that are not on a local disk: where their blocks are, and how they are fetched."""
+"""The remote shards of a source: where their blocks are, and how they are fetched."""
 
 import asyncio
 from collections import OrderedDict
@@ -35,8 +35,8 @@ PART = 1 << 20  # bytes of a request, when a shard is fetched whole
 class RemoteSource:
     """The shards of one source: how they are cut into blocks, and their layouts.
 
-    `share` of the blocks are read by this process. Nothing is opened before something is fetched: the process
-    that opens lanes need not be the one that reads them.
+    `share` of the blocks are read by this process. Nothing is opened before something is fetched:
+    the process that opens lanes need not be the one that reads them.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class RemoteSource:
         return self._decoded.get((self, shard, part), decode)
 
     async def _check_version(self, shard: int) -> None:
-        """Check that a file is still the one that was listed, where reads do not say which version they are of."""
+        """Raise if a file was replaced since it was listed, if reads do not report versions."""
         file = self._remote[shard]
         unseen = shard in self._files.copies or not self._connection.sees_versions
         if file.version is not None and unseen:
@@ -169,7 +169,7 @@ class RemoteSource:
 
     async def _drive(self, reading: Reading[Value], shard: int, urgency: Urgency) -> Value:
         file = self._remote[shard]
-        return await drive(reading, lambda wanted: self.queue.read(file, wanted, urgency))
+        return await drive(reading, lambda part: self.queue.read(file, part, urgency))
 
 
 class CopyLayout:
@@ -191,13 +191,15 @@ class CopyLayout:
 
 
 class LayoutCache:
-    """Layouts of shards, the least recently used first. Concurrent requests for one share a single read.
+    """Layouts of shards, the least recently used first.
+
+    Concurrent requests for a layout share a single read.
 
     Lives in the event loop.
     """
 
-    def __init__(self, limit: int = LAYOUT_BYTES) -> None:
-        self._limit, self._bytes = limit, 0
+    def __init__(self) -> None:
+        self._bytes = 0
         self._kept: OrderedDict[tuple[RemoteSource, int], tuple[asyncio.Task[Layout], Urgency]] = OrderedDict()
 
     async def get(self, source: RemoteSource, shard: int, urgency: Urgency) -> Layout:
@@ -221,12 +223,12 @@ class LayoutCache:
             task.cancel()
 
     def _settle(self, key: "tuple[RemoteSource, int]", task: "asyncio.Task[Layout]") -> None:
-        if task.cancelled() or task.exception() is not None:  # the next one who asks tries again
+        if task.cancelled() or task.exception() is not None:  # the next request tries again
             del self._kept[key]
             return
         self._bytes += task.result().nbytes
         for old, (kept, _) in list(self._kept.items()):
-            if self._bytes <= self._limit:
+            if self._bytes <= LAYOUT_BYTES:
                 break
             if kept.done() and kept is not task:
                 del self._kept[old]

@@ -1,9 +1,9 @@
 """Small remote sources that are kept in memory whole.
 
-A source has at least 32 blocks for each lane, so the blocks of a small source are small, and fetching them one by
-one takes thousands of requests for a few megabytes. A process that reads all lanes needs all of a source in
-every epoch. If the source is small, and a good part of it is in the lanes' windows at any time, it is fetched
-once, as it is stored, and then read like local files.
+A source has at least 32 blocks for each lane, so the blocks of a small source are small, and
+fetching them one by one takes thousands of requests for a few megabytes. A process that reads all
+lanes needs all of a source in every epoch. If the source is small, and a good part of it is in the
+lanes' windows at any time, it is fetched once, as it is stored, and then read like local files.
 """
 
 from concurrent.futures import Future
@@ -31,7 +31,10 @@ class WholeSources:
         self._shards: dict[RemoteSource, list[_WholeShard] | None] = {}  # None: it is not kept
 
     def keeps(self, look_ahead: LookAhead) -> bool:
-        """Whether the source of a look-ahead is kept. Fetching starts with the first call that says so."""
+        """Whether the source of a look-ahead is kept.
+
+        Fetching starts with the first call that returns True.
+        """
         source = look_ahead.source
         if source not in self._shards:
             size = source.stored
@@ -47,7 +50,10 @@ class WholeSources:
         return self._shards[source] is not None
 
     def shard(self, source: RemoteSource, shard: int) -> Shard | None:
-        """A shard of a source that is kept. None if it can't be: decoded, it would take more than was counted."""
+        """A shard of a source that is kept.
+
+        None if it can't be: decoded, it would take more than was counted.
+        """
         shards = self._shards[source]
         opened = None if shards is None else shards[shard].open()
         if opened is not None and not opened.plain:

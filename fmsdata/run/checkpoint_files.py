@@ -38,7 +38,7 @@ class SaveKey(NamedTuple):
         return f"{self.world_size} ranks, course {self.digest}\n".encode()
 
 
-class Listing(NamedTuple):
+class StepListing(NamedTuple):
     """The files of a checkpoint, according to their names and sizes."""
 
     keys: dict[str, SaveKey]  # of each file
@@ -70,7 +70,7 @@ class Survey:
         return f"step-{self.step} can't be used, {problem}"
 
 
-def list_step(folder: Location, step: int) -> Listing:
+def list_step(folder: Location, step: int) -> StepListing:
     """The files of a checkpoint."""
     listed = (folder / f"step-{step}").sizes()
     matches = [(name, match) for name in sorted(listed) if (match := FILE.fullmatch(name))]
@@ -95,7 +95,7 @@ def list_step(folder: Location, step: int) -> Listing:
         problem = "it has a rank twice" if missing is None else f"rank {missing} of {key.world_size} is missing"
     else:
         problem = "it holds no file of a loader"
-    return Listing(keys, complete, problem, MARK in listed, ABANDONED in listed)
+    return StepListing(keys, complete, problem, MARK in listed, ABANDONED in listed)
 
 
 def survey_step(folder: Location, step: int) -> Survey:

@@ -1,9 +1,9 @@
 """Checkpoints of the loader: each rank writes its own lanes, without communication between ranks.
 
-`<path>/step-<n>/` holds one file per rank, `rank-<r>-of-<W>.<digest>.<size>.json`. The digest is that
-of the run's history and pipeline, which tells apart files that were not written together. The size
-reveals a file that is not whole. So a listing is enough to know whether a checkpoint is complete: every rank
-comes to the same conclusion, and reads only the files that hold its lanes.
+`<path>/step-<n>/` holds one file per rank, `rank-<r>-of-<W>.<digest>.<size>.json`. The digest is
+that of the run's history and pipeline, which distinguishes files that were not written together.
+The size reveals a file that is not whole. So a listing is enough to know whether a checkpoint is
+complete: every rank decides alike, and reads only the files that hold its lanes.
 
 The rank that finds a checkpoint complete after writing its own file writes the mark `complete`, and
 removes the oldest checkpoints. The mark names the digest: a run that went back and reached the same
@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from fmsdata.core.checks import whole
+from fmsdata.core.checks import flag, whole
 from fmsdata.core.state import State
-from fmsdata.errors import CheckpointError, ConfigError, FmsdataWarning
+from fmsdata.errors import CheckpointError, FmsdataWarning
 from fmsdata.run import lease
 from fmsdata.run.checkpoint_files import (
     ABANDONED,
@@ -42,7 +42,7 @@ log = logging.getLogger("fmsdata")
 
 BACK = "back-to-"  # the file that says to which step the run went back
 PATIENCE = 3  # incomplete saves before a warning
-TRIES = 8  # of a load, if checkpoints are removed under it
+TRIES = 8  # of a load, if checkpoints are removed meanwhile
 
 
 class _ChangedError(CheckpointError):
@@ -53,15 +53,15 @@ class Checkpoints:
     """A folder of checkpoints on any fsspec filesystem.
 
     The loader saves itself after `every` steps of the trainer (None: only on request), and with
-    `on_sigterm` also when the scheduler ends the job. The newest `keep` complete checkpoints are kept
-    (None: all).
+    `on_sigterm` also when the scheduler ends the job. The newest `keep` complete checkpoints are
+    kept (None: all).
 
     With `step` the run goes back to that step, once: when it has saved since, it resumes from its
-    own newest checkpoint. With `read_only` the loader resumes in the same way, and nothing is written
-    or removed.
+    own newest checkpoint. With `read_only` the loader resumes in the same way, and nothing is
+    written or removed.
 
-    >>> checkpoints = Checkpoints("s3://bucket/run/loader", every=1000, keep=3)               # doctest: +SKIP
-    >>> loader = StatefulDataLoader(data, batch_size=8, checkpoint=checkpoints)               # doctest: +SKIP
+    >>> checkpoints = Checkpoints("s3://bucket/run/loader", every=1000, keep=3)     # doctest: +SKIP
+    >>> loader = StatefulDataLoader(data, batch_size=8, checkpoint=checkpoints)     # doctest: +SKIP
     """
 
     def __init__(
@@ -79,11 +79,8 @@ class Checkpoints:
         self.every = None if every is None else whole("every", every, least=1)
         self.keep = None if keep is None else whole("keep", keep, least=1)
         self.step = None if step is None else whole("step", step)
-        for name, value in (("on_sigterm", on_sigterm), ("read_only", read_only)):
-            if not isinstance(value, bool):
-                raise ConfigError(f"{name} is {value!r}; it must be True or False")
-        self.read_only = read_only
-        self.on_sigterm = on_sigterm and not read_only
+        self.read_only = flag("read_only", read_only)
+        self.on_sigterm = flag("on_sigterm", on_sigterm) and not read_only
         self._folder = Location(path, storage_options, storage, error=CheckpointError).absolute()
         self._lease = lease.Lease(self._folder)
         self._in_use = False  # there was a lease when the folder was last listed for a load
@@ -145,7 +142,7 @@ class Checkpoints:
         return f"{self._folder}/{path}"
 
     def _saved_by_partner(self, path: str, own: SaveKey, step: int) -> bool:
-        """Whether a process that shares the data of this one was first, so that there is nothing to do."""
+        """Whether a process that shares the data of this one has saved it already."""
         listing = list_step(self._folder, step)
         return not listing.abandoned and path.partition("/")[2] in listing.complete.get(own, {}).values()
 
@@ -198,7 +195,7 @@ class Checkpoints:
         return survey_step(self._folder, step).usable
 
     def read(self, step: int, lanes: Sequence[int]) -> list[State]:
-        """The states that hold these lanes, from a complete checkpoint that need not be the newest."""
+        """The states that hold these lanes, from any complete checkpoint."""
         return self._read(self._find_named(step, ()), lanes)
 
     def begin(self, step: int | None, rank: int) -> None:

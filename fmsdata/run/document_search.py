@@ -1,20 +1,20 @@
 """Search for documents in a past run.
 
-A document is in one block, and each epoch gives that block to one lane, at one place of its order. So
-only that lane has to be replayed, and only if some lane of the run has come that far.
+A document is in one block, and each epoch gives that block to one lane, at one place of its order.
+So only that lane has to be replayed, and only if some lane of the run has come that far.
 """
 
-import difflib
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from fmsdata.core.checks import suggestion
 from fmsdata.core.chunk import provenance
 from fmsdata.core.spans import DOCUMENT
 from fmsdata.core.state import number as state_number
@@ -29,14 +29,14 @@ from fmsdata.stages.shard_reader import ShardReader
 from fmsdata.stages.tokenize import reader_of, with_max_epochs
 
 NAME = re.compile(r"(.+)#([0-9]{1,18})")
-LISTED = 10  # names that a message lists
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """A document, and all that was seen of it: an epoch holds its tokens `start` to `stop`.
 
-    The two are equal for a document that is skipped because too few tokens are left after stripping.
+    The two are equal for a document that is skipped because too few tokens are left after
+    stripping.
     """
 
     source: str
@@ -68,7 +68,7 @@ def find_documents(replay: Replay, names: Iterable[str], until: int) -> list[Fou
     seen: dict[_Document, list[Seen]] = {document: [] for document in requested}
     lanes = _lanes_of(replay, [document for document in seen if document.start < document.stop], until)
     for done, (lane, occurrences) in enumerate(sorted(lanes.items())):
-        for document, part_seen in _search(replay, lane, occurrences, until, done, len(lanes)):
+        for document, part_seen in _search(replay, lane, occurrences, until=until, done=done, lanes=len(lanes)):
             seen[document].append(part_seen)
     return [
         Found(
@@ -138,9 +138,9 @@ def _lanes_of(replay: Replay, documents: Iterable[_Document], until: int) -> dic
 
 
 def _search(
-    replay: Replay, lane: int, occurrences: _Occurrences, until: int, done: int, lanes: int
+    replay: Replay, lane: int, occurrences: _Occurrences, *, until: int, done: int, lanes: int
 ) -> Iterator[tuple[_Document, Seen]]:
-    """Replay a lane, from the last checkpoint before any of these documents, until all are found."""
+    """Replay a lane from the last checkpoint before these documents, until all are found."""
 
     def too_late(step: int) -> bool:
         blocks = blocks_done(part(replay.states(step, [lane])[lane], "anchor"))
@@ -186,7 +186,7 @@ def _parse(name: str, readers: Mapping[str, ShardReader]) -> tuple[str, str, int
     fitting = [source for source in sorted(readers, key=len, reverse=True) if path.startswith(f"{source}/")]
     if not fitting:
         folder = path.rpartition("/")[0] or path
-        raise ConfigError(f"document {name!r}: there is no such source; {_suggestion(folder, sorted(readers))}")
+        raise ConfigError(f"document {name!r}: there is no such source; {suggestion(folder, sorted(readers))}")
     for source in fitting:
         shard, counts = path[len(source) + 1 :], readers[source].counts
         if shard in counts.shards:
@@ -194,13 +194,5 @@ def _parse(name: str, readers: Mapping[str, ShardReader]) -> tuple[str, str, int
             if number >= documents:
                 raise ConfigError(f"document {name!r}: the shard has {documents} documents, 0 to {documents - 1}")
             return source, shard, number
-    close = _suggestion(path[len(fitting[0]) + 1 :], readers[fitting[0]].counts.shards)
+    close = suggestion(path[len(fitting[0]) + 1 :], readers[fitting[0]].counts.shards)
     raise ConfigError(f"document {name!r}: source {fitting[0]!r} has no such shard; {close}")
-
-
-def _suggestion(given: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(given, known, n=3)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
-    return f"there are {', '.join(known[:LISTED])}{more}"

@@ -1,8 +1,8 @@
 """Gathered state: the lanes of all ranks in one plain dict, the same on every rank.
 
-Some trainers save the state of one rank only. A gathered state can be loaded from there by any rank,
-at any world size. Ranks exchange bytes of JSON, never pickles, and every rank checks what all of
-them sent, so that a disagreement is an error on all ranks instead of a hang on some.
+Some trainers save the state of one rank only. A gathered state can be loaded from there by any
+rank, at any world size. Ranks exchange bytes of JSON, never pickles, and every rank checks what all
+of them sent, so that a disagreement is an error on all ranks instead of a hang on some.
 """
 
 import hashlib

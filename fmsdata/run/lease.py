@@ -69,7 +69,7 @@ class Lease:
         return None
 
     def check(self, rank: int) -> bool:
-        """Raise if another live run saves to the folder. Whether this loader is to hold the lease.
+        """Raise if another live run saves to the folder. Returns whether to hold the lease.
 
         Only rank 0 holds it, and of the processes that share its data the first one. The others
         have no way to tell that process from another run, unless both say to which process group
@@ -95,7 +95,10 @@ class Lease:
             raise
 
     def _is_free(self) -> bool:
-        """Raise if another live run holds the lease. Whether it can be taken, or is held already."""
+        """Raise if another live run holds the lease.
+
+        Returns whether it can be taken, or is held already.
+        """
         waiting = False
         while True:
             found = _read(self._folder)
@@ -131,7 +134,7 @@ class Lease:
         self._rank_checked = True
 
     def hold(self) -> None:
-        """Write the lease, and keep it alive from a thread, until `release` or the end of the process.
+        """Write the lease, and renew it from a thread, until `release` or the end of the process.
 
         If it cannot be written now, the thread tries again.
         """
@@ -157,7 +160,7 @@ class Lease:
         )
 
     def _watch(self, found: Holder) -> float | None:
-        """For how many seconds the count has been unchanged; None if it changed: the run is alive."""
+        """Seconds since the count last changed; None if it changed now: the run is alive."""
         now = time.monotonic()
         if self._watched is None or self._watched[0] != found.token:
             self._watched = found.token, found.beat, now
@@ -204,7 +207,10 @@ class _Heart(threading.Thread):
                     self._file.remove()
 
     def _is_mine(self) -> bool:
-        """Whether the file is there, as this thread wrote it. One that can't be read may still be."""
+        """Whether the file is there, as this thread wrote it.
+
+        A file that can't be read may still be its own.
+        """
         try:
             found = _read(self._folder)
         except Exception:
@@ -218,7 +224,10 @@ class _Heart(threading.Thread):
 
 
 def _read(folder: Location) -> Holder | None:
-    """Who holds the lease. Lists the folder first: a request for a missing file counts as a failure."""
+    """Who holds the lease.
+
+    Lists the folder first: a request for a missing file counts as a failure.
+    """
     try:
         if not _is_there(folder):
             return None

@@ -1,7 +1,7 @@
 """Who holds a lease: a process on a machine, and whether it has ended.
 
-The system is asked for the start time of a process, because numbers of processes are reused, and for
-the identity of the machine since its last start, because names of machines are too.
+The system is asked for the start time of a process, because numbers of processes are reused, and
+for the identity of the machine since its last start, because names of machines are too.
 """
 
 import json
@@ -11,9 +11,11 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch.distributed
+
+from fmsdata.storage.local import boot_id
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -43,7 +45,7 @@ class Holder:
         """The holder in the content of a file; None if that is something else."""
         with suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
             found: dict[str, Any] = json.loads(data)
-            values = {name: kind(found[name]) for name, kind in KINDS.items()}
+            values = {name: kind(found[name]) for name, kind in get_type_hints(cls).items()}
             return cls(**values) if values["pid"] > 0 else None
         return None
 
@@ -67,20 +69,8 @@ class Holder:
         return alive and started in ("", self.started)
 
 
-KINDS: dict[str, type] = {
-    "host": str,
-    "boot": str,
-    "pid": int,
-    "started": str,
-    "token": str,
-    "launch": str,
-    "beat": int,
-    "time": float,
-}
-
-
 def _status(pid: int) -> tuple[bool, str]:
-    """Whether a process of this machine has not ended, and when it started, if the system says so."""
+    """Whether a process of this machine is alive, and when it started, if the system says so."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return fields[0] not in ("Z", "X"), fields[19]
@@ -96,10 +86,12 @@ def _status(pid: int) -> tuple[bool, str]:
 
 
 def _boot() -> str:
-    """Which processes can see each other: those with this value. Empty if the system does not say."""
+    """Which processes can see each other: those with this value.
+
+    Empty if the system does not say.
+    """
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
 

@@ -1,8 +1,8 @@
 """Positions: where the lanes of a rank are after a step, as data.
 
-A lane passes milestones as it reads: anchors, from which it can resume, and tallies, which count its
-tokens. Positions never change. A step makes new ones, so whatever interrupts a step, a loader has the
-positions from before it or those from after it.
+A lane passes milestones as it reads: anchors, from which it can resume, and tallies, which count
+its tokens. Positions never change. A step makes new ones, so whatever interrupts a step, a loader
+has the positions from before it or those from after it.
 """
 
 import json
@@ -23,7 +23,7 @@ CHUNK_TOKENS = 1 << 32  # a lane plans at most this many tokens at once, or a wi
 
 
 class Anchor(NamedTuple):
-    """A point that a lane can return to: its number of lines, and the state of its pipeline as JSON."""
+    """A point that a lane can return to: lines taken, and the state of its pipeline as JSON."""
 
     lane: int
     lines: int
@@ -78,7 +78,7 @@ class Positions:
         return Turns(self.lines, self._lanes)
 
     def state(self) -> dict[str, str]:
-        """Per lane, as JSON: the step, the lines taken, an anchor, and the lines to skip after it."""
+        """Per lane, as JSON: the step, the lines taken, an anchor, the lines to skip after it."""
         anchors = self._anchors
         return {
             str(lane): f'{{"step":{self.step},"lines":{lines},"skip":{lines - anchors[lane].lines},'

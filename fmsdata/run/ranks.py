@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from fmsdata.core.checks import whole
 from fmsdata.errors import ConfigError
 
-# Words in the names of mesh dimensions. Ranks along "dp_shard" read different data, ranks along "tp"
-# the same. "dp_cp" is both, and "ep" may be either: such names are refused.
+# Words in the names of mesh dimensions. Ranks along "dp_shard" read different data, ranks along
+# "tp" the same. "dp_cp" is both, and "ep" may be either: such names are refused.
 DATA = {"dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard", "batch"}
 SHARED = {"tp", "cp", "pp", "sp", "mp", "tensor", "context", "pipeline", "pipe", "sequence", "model", "ulysses", "ring"}
 
@@ -172,7 +172,7 @@ def _data_dimensions(mesh: DeviceMesh) -> list[int]:
 
 
 def _is_data(name: str) -> bool | None:
-    """Whether ranks along a dimension of this name read different data; None if that is not clear."""
+    """Whether ranks along a dimension of this name read different data; None if unclear."""
     words = _words(name)
     return None if bool(words & DATA) == bool(words & SHARED) else bool(words & DATA)
 

@@ -1,8 +1,8 @@
 """Recut: converts the saved state of a lane to an edited pipeline.
 
-The lines in progress were planned for the old mix. They are read once more, with marks that say which
-tokens of which source they hold. Lines that the trainer has taken are done. The tokens of the others
-become leftovers of their sources.
+The lines in progress were planned for the old mix. They are read again, with marks that say
+which tokens of which source they hold. Lines that the trainer has taken are done. The tokens of the
+others become leftovers of their sources.
 """
 
 from collections.abc import Sequence
@@ -43,8 +43,8 @@ class Recut:
         sources = dict(last)
         for name in mixture.sources:
             origin = _Origin(before[name])
-            # What is in progress was read from the state after the lines. Its marks count from there, or,
-            # with a leftover, from the start of that, which is the origin.
+            # What is in progress was read from the state after the lines. Its marks count from
+            # there, or, with a leftover, from the start of that, which is the origin.
             shift = 0 if after[name].leftover else origin.tokens_until(after[name])
             runs = in_lines.get(name, []) + [(a + shift, b + shift) for a, b in in_progress.get(name, [])]
             sources[name] = origin.with_leftover(last[name], runs)
@@ -72,7 +72,7 @@ class Recut:
         return start, iterator.state(len(chunk)), chunk.slice(row, len(chunk))
 
     def _finish(self, lane: Lane, end: State) -> tuple[list[State], Chunk | None]:
-        """The states after what the packer has in progress where the last line ended, and its unused part."""
+        """The states after the unfinished work of the packer, and the unused part of that work."""
         states = self._states(end)
         if self._pack is None:
             return states, None

@@ -1,8 +1,8 @@
-"""Replay: plans the lanes of a past run once more, without reading tokens or writing anything.
+"""Replay: plans the lanes of a past run again, without reading tokens or writing anything.
 
-The world and batch sizes of the run, which a checkpoint holds, say which samples were in which step.
-The content of a sample comes from planning its lane up to there, from the start of the run or from a
-checkpoint.
+The world and batch sizes of the run, which a checkpoint holds, say which samples were in which
+step. The content of a sample comes from planning its lane up to there, from the start of the run or
+from a checkpoint.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,8 +30,8 @@ Watch = Callable[[float, int], None]  # is called with the lanes read so far, an
 class Seen(NamedTuple):
     """A span of stored tokens, and where in the run it was seen.
 
-    Steps count from 0: step `n` is the batch that a loader returns when `loader.state_dict()["step"]`
-    is `n`. `row` is the row in the batch of that rank.
+    Steps count from 0: step `n` is the batch that a loader returns when
+    `loader.state_dict()["step"]` is `n`. `row` is the row in the batch of that rank.
     """
 
     step: int
@@ -53,11 +53,11 @@ class Replay:
         self,
         data: Rescalable,
         *,
-        checkpoints: Checkpoints | None,
-        world_size: int | None,
-        batch_size: int | None,
-        from_start: bool,
-        watch: Watch,
+        checkpoints: Checkpoints | None = None,
+        world_size: int | None = None,
+        batch_size: int | None = None,
+        from_start: bool = False,
+        watch: Watch = lambda _done, _lanes: None,
     ) -> None:
         self.data = data
         self._checkpoints = checkpoints
@@ -200,7 +200,7 @@ class ReplayedLane:
         return chunk
 
     def blocks_done(self) -> dict[str, int]:
-        """The number of finished blocks of each source, after everything that lines were made of."""
+        """The number of blocks of each source that the lines so far were made of."""
         end: State | None = self._iterator.state(self._taken)
         state = end
         for stage in self._stages:

@@ -36,7 +36,7 @@ from fmsdata.run.lanes import Lanes, restoring
 from fmsdata.run.ranks import Ranks
 from fmsdata.run.samples import Samples
 from fmsdata.run.settled import with_windows_of
-from fmsdata.run.shared_marks import SharedMarks
+from fmsdata.run.shared_numbers import SharedNumbers
 from fmsdata.run.shares import source_sizes
 from fmsdata.run.state import unpack_states
 from fmsdata.run.wrappers import refuse_to_save, refuse_wrappers
@@ -81,7 +81,9 @@ class Rescalable(IterableDataset[Item]):
         self._sent: _SentRanks | None = None  # from the process that sent this dataset here
         self._wrapper: str | None = None  # what reads the newest iteration ahead of the trainer
         self._next_wrapper: str | None = None  # the same for the next iteration
-        self._have_workers = SharedMarks()  # the processes whose workers read it
+        self._have_workers = SharedNumbers()  # 1 for processes whose workers read it
+        self._loads = SharedNumbers()  # the states that processes loaded
+        self._loads_here = (0, 0)  # of the process that loaded last, when it did: a worker has that of its start
         self._given = Ranks.given_by(rank, world_size, mesh, process_group)
         if self._given is not None:
             self.lanes_of(self._given.rank, self._given.world_size)
@@ -176,13 +178,25 @@ class Rescalable(IterableDataset[Item]):
         """The samples of this rank, one by one, from the start or from the loaded state."""
         refuse_wrappers(self._ranks_here(), self.lanes, self.seed)
         trainer = multiprocessing.parent_process()
-        if get_worker_info() is None:
-            self._have_workers.discard(os.getpid())
-        elif trainer is not None and trainer.pid is not None:
-            self._have_workers.add(trainer.pid)
         self._newest = self._open()
+        if get_worker_info() is None:
+            self._have_workers[os.getpid()] = 0
+        elif trainer is not None and trainer.pid is not None:
+            self._have_workers[trainer.pid] = 1
+            self._newest.refusal = self._later_load(trainer.pid)
         self._wrapper, self._next_wrapper = self._next_wrapper, None
         return self._newest
+
+    def _later_load(self, trainer: int) -> ConfigError | None:
+        """In a worker of torch: the error if the trainer has loaded a state since this worker was started."""
+        process, loads = self._loads_here
+        if self._loads[trainer] <= (loads if process == trainer else 0):
+            return None
+        return ConfigError(
+            "a state was loaded into this dataset after its worker processes had been started, so they would begin at "
+            "the state before it; load the state first, or create a new DataLoader (with persistent_workers=True, a "
+            "DataLoader keeps its workers)"
+        )
 
     def set_epoch(self, epoch: int) -> None:  # noqa: ARG002
         """Does nothing: the stream knows its epochs.
@@ -197,7 +211,7 @@ class Rescalable(IterableDataset[Item]):
         With `gather`, that of all ranks: a collective, and the same on every rank.
         """
         ranks = self._ranks_here()
-        refuse_to_save(ranks, gather, "worker processes" if os.getpid() in self._have_workers else self._wrapper)
+        refuse_to_save(ranks, gather, "worker processes" if self._have_workers[os.getpid()] else self._wrapper)
         return gather_state(self._state, ranks, self.lanes) if gather else self._state()
 
     def _state(self) -> State:
@@ -208,7 +222,10 @@ class Rescalable(IterableDataset[Item]):
         self._open(state).log_changes()  # raises if the state does not belong here
         self._loaded = copy.deepcopy([state] if isinstance(state, Mapping) else list(state))
         self._newest, self._wrapper = None, None
-        self._have_workers.discard(os.getpid())
+        self._have_workers[os.getpid()] = 0
+        if get_worker_info() is None:
+            self._loads[os.getpid()] += 1
+            self._loads_here = (os.getpid(), self._loads[os.getpid()])
 
     def _open(self, states: State | Sequence[State] | None = None) -> Samples:
         ranks = self._ranks_here()
@@ -236,7 +253,7 @@ class Rescalable(IterableDataset[Item]):
         with suppress(ConfigError):  # it is raised where it matters: in the process that reads as this rank
             sent = _SentRanks(os.getpid(), replace(self._ranks_here(), groups=()))
         if get_spawning_popen() is not None:  # to a process that is being started
-            self._have_workers.add(os.getpid())
+            self._have_workers[os.getpid()] = 1
         return {**vars(self), "_newest": None, "_given": given, "_sent": sent}
 
 

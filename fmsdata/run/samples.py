@@ -1,4 +1,4 @@
-"""Samples: the iteration over a `Rescalable` in loaders of other libraries, one sample at a time."""
+"""Samples: the iteration over a `Rescalable` in loaders of other libraries, sample by sample."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
@@ -9,6 +9,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from fmsdata.core.chunk import Item
 from fmsdata.core.state import State
+from fmsdata.errors import ConfigError
 from fmsdata.planning.schedule import Segment
 from fmsdata.run.ranks import Ranks
 from fmsdata.run.state import pack_state
@@ -18,13 +19,16 @@ if TYPE_CHECKING:
 
 
 def _collate(samples: Sequence[Item], **_: object) -> Any:
-    """The batch that a loader without a `collate_fn` makes. Tasks are above this folder, hence the late import."""
+    """The batch that a loader without a `collate_fn` makes.
+
+    Tasks are above this folder, hence the late import.
+    """
     return import_module("fmsdata.tasks.collate").Collate()(samples)
 
 
 # torch exports no public name for this registry. Changing it in place is what the documentation of
-# `torch.utils.data.default_collate` recommends for other types ("Option 2"). It is done here, because every process
-# that iterates over a `Rescalable` imports this module.
+# `torch.utils.data.default_collate` recommends for other types ("Option 2"). It is done here,
+# because every process that iterates over a `Rescalable` imports this module.
 default_collate_fn_map[Item] = _collate
 
 
@@ -36,6 +40,7 @@ class Samples(Iterator[Item]):
         self._checked = get_worker_info() is not None  # there, torch.distributed may be that of another process
         self._pipeline = data.fingerprint
         self._resumed: Resumed | None = None
+        self.refusal: ConfigError | None = None  # raised at the first sample: torch reports errors of `iter` badly
         self._start(0, None)
 
     def _start(self, step: int, states: Mapping[int, State] | None) -> None:
@@ -44,6 +49,8 @@ class Samples(Iterator[Item]):
         self._turns = self._positions.turns()
 
     def __next__(self) -> Item:
+        if self.refusal is not None:
+            raise self.refusal
         if not self._mine:  # more worker processes than lanes
             raise StopIteration
         if not self._checked:
@@ -75,7 +82,7 @@ class Samples(Iterator[Item]):
         self.log_changes()
 
     def resume(self, state: State | Sequence[State]) -> None:
-        """Resume from a state, without a word on changes."""
+        """Resume from a state, without logging the changes."""
         self._resumed = self._data.resume(state, self._mine)
         self._data = self._resumed.data
         self._start(self._resumed.step, self._resumed.lanes)

@@ -14,7 +14,7 @@ log = logging.getLogger("fmsdata")
 
 
 def with_windows_of(data: "Rescalable", pipeline: State) -> "Rescalable":
-    """The same data, with the windows of a saved pipeline wherever the configuration gives no number."""
+    """The same data, with the saved windows wherever the configuration gives no number."""
     lines = data.lines.settled(data.lanes, pipeline.get("lines"))
     if lines is data.lines:
         return data

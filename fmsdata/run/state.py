@@ -2,19 +2,21 @@
 
 The keys `version`, `step`, `history` and `pipeline` have the same value on all ranks, and lanes are
 keyed by their number. So the states of any number of ranks can be merged into one dict, as
-torch.distributed.checkpoint does. A lane and the pipeline are JSON texts: one value each to store, and
-nothing that a caller can modify in place.
+torch.distributed.checkpoint does. A lane and the pipeline are JSON texts: one value each to store,
+and nothing that a caller can modify in place.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fmsdata.core.state import EDITED, State, is_count, number, parse, shown
+from fmsdata.core.state import EDITED, State, is_count, number, parse, require_version, shown
+from fmsdata.core.wording import few
 from fmsdata.errors import StateError
 from fmsdata.planning.schedule import Segment
 
 VERSION = 2
+SHOWN = 8  # lanes in a message
 LANE = re.compile(r"[0-9]{1,18}")
 
 
@@ -64,9 +66,9 @@ def unpack_states(states: State | Sequence[State], description: State, lanes: Se
     missing = [lane for lane in lanes if str(lane) not in found]
     if missing:
         given = sorted({int(lane) for state in many for lane in state["lanes"]})
-        held = f"lanes {_few(given)}" if given else "no lanes"
+        held = f"lanes {few(given, SHOWN)}" if given else "no lanes"
         raise StateError(
-            f"no state for lane {_few(missing)}: the given states hold {held}"
+            f"no state for lane {few(missing, SHOWN)}: the given states hold {held}"
             + (f", saved by one of {many[0]['history'][-1][1]} ranks" if len(many) == 1 else "")
             + "; give the list of the states of all ranks, or save one for all of them with state_dict(gather=True)"
         )
@@ -90,11 +92,7 @@ def _lane(lane: int, text: str, step: int) -> State:
 def _check(state: Any, description: State) -> None:
     if not isinstance(state, Mapping) or not isinstance(state.get("version"), int):
         raise StateError("this is not the state of a loader: it has no version")
-    if state["version"] != VERSION:
-        raise StateError(
-            f"the state has version {state['version']} and this fmsdata reads version {VERSION}; "
-            + ("use a newer fmsdata" if state["version"] > VERSION else "use the fmsdata that wrote it")
-        )
+    require_version(state, VERSION, "the state")
     number(dict(state), "step")
     saved = _pipeline(state)
     if not isinstance(state.get("lanes"), Mapping) or not all(map(LANE.fullmatch, map(str, state["lanes"]))):
@@ -116,7 +114,10 @@ def _pipeline(state: Mapping[str, Any]) -> State:
 
 
 def _is_history(history: Any, step: int) -> bool:
-    """Whether these are segments of a run up to a step. It has fewer samples than 64 bits can count."""
+    """Whether these are segments of a run up to a step.
+
+    It has fewer samples than 64 bits can count.
+    """
     return (
         isinstance(history, list)
         and bool(history)
@@ -129,7 +130,3 @@ def _is_history(history: Any, step: int) -> bool:
             for segment in history
         )
     )
-
-
-def _few(lanes: Sequence[int]) -> str:
-    return ", ".join(map(str, lanes[:8])) + (f" and {len(lanes) - 8} more" if len(lanes) > 8 else "")

@@ -1,7 +1,7 @@
 """Stats for the trainer: tokens consumed of each source, throughput, and time spent waiting.
 
-Tokens are looked up in the tallies of the lanes (`fmsdata.run.tally`), and shares are compared with the
-planned ones (`fmsdata.run.shares`). A `Meter` measures the time.
+Tokens are looked up in the tallies of the lanes (`fmsdata.run.tally`), and shares are compared with
+the planned ones (`fmsdata.run.shares`). A `Meter` measures the time.
 """
 
 import time
@@ -47,14 +47,14 @@ class Throughput:
 class SourceStats:
     """One source: tokens and epochs since the start of the run, and its share of the recent tokens.
 
-    Recent tokens are those since the loader was created or resumed. `wanted` is the planned share of
-    them, from the weights of the phases in which they came.
+    Recent tokens are those since the loader was created or resumed. `planned` is the planned share
+    of them, from the weights of the phases in which they came.
     """
 
     tokens: int
     recent_tokens: int
     share: float
-    wanted: float
+    planned: float
     epochs: float
     epoch_tokens: int  # tokens of one epoch
 
@@ -121,7 +121,7 @@ class Stats:
                     sum(stats.sources[name].tokens for stats in ranks),
                     sum(stats.sources[name].recent_tokens for stats in ranks),
                     total=sum(source.recent_tokens for stats in ranks for source in stats.sources.values()),
-                    wanted=source.wanted,
+                    planned=source.planned,
                     epoch_tokens=source.epoch_tokens,
                     lanes=lanes / first.lanes_of_run,
                 )
@@ -156,14 +156,14 @@ class Stats:
             scalars |= {
                 f"{prefix}-tokens/{name}": source.tokens,
                 f"{prefix}-share/{name}": source.share,
-                f"{prefix}-wanted/{name}": source.wanted,
+                f"{prefix}-planned/{name}": source.planned,
                 f"{prefix}-epochs/{name}": source.epochs,
             }
         return {name: float(value) for name, value in scalars.items()}
 
     def __str__(self) -> str:
         sources = "; ".join(
-            f"{name} {source.share:.2%} (wanted {source.wanted:.2%}), {source.epochs:.3g} epochs"
+            f"{name} {source.share:.2%} (planned {source.planned:.2%}), {source.epochs:.3g} epochs"
             for name, source in self.sources.items()
         )
         return (
@@ -183,13 +183,16 @@ def _of_all_ranks(ranks: Sequence[Throughput]) -> Throughput:
     )
 
 
-def _source(tokens: int, recent: int, *, total: int, wanted: float, epoch_tokens: int, lanes: float) -> SourceStats:
-    """`lanes` is the share of all lanes that was counted. The others are assumed to be like them."""
+def _source(tokens: int, recent: int, *, total: int, planned: float, epoch_tokens: int, lanes: float) -> SourceStats:
+    """`lanes` is the share of all lanes that was counted.
+
+    The others are assumed to be like them.
+    """
     return SourceStats(
         tokens=tokens,
         recent_tokens=recent,
         share=recent / total if total else 0.0,
-        wanted=wanted,
+        planned=planned,
         epochs=tokens / lanes / epoch_tokens if epoch_tokens else 0.0,
         epoch_tokens=epoch_tokens,
     )
@@ -239,7 +242,7 @@ class Meter:
                     tokens,
                     recent,
                     total=of_sources,
-                    wanted=planned[name],
+                    planned=planned[name],
                     epoch_tokens=size,
                     lanes=lanes / data.lanes,
                 )

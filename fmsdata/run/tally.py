@@ -1,9 +1,9 @@
 """Tallies: the tokens consumed of each source, counted once per chunk.
 
-A lane that reads a chunk of lines knows in which order they will be taken. So it counts the tokens of
-each source in the first 0, 1, 2, ... lines once, for the whole chunk: a tally. It travels with the
-lines, and the loader looks up how many of them were taken. Nothing is counted line by line, and lines
-that were only read ahead do not count.
+A lane that reads a chunk of lines knows in which order they will be taken. So it counts the tokens
+of each source in the first 0, 1, 2, ... lines once, for the whole chunk: a tally. It travels with
+the lines, and the loader looks up how many of them were taken. Nothing is counted line by line, and
+lines that were only read ahead do not count.
 """
 
 import json
@@ -20,7 +20,7 @@ from fmsdata.core.stage import Stage
 from fmsdata.core.state import State, number
 from fmsdata.stages.mixture import Mixture
 from fmsdata.stages.pack import Pack
-from fmsdata.stages.pack.bestfit import Counts
+from fmsdata.stages.pack.bestfit import LineCounts
 
 if TYPE_CHECKING:
     from fmsdata.run.rescalable import Rescalable
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Tally(NamedTuple):
     """The stored tokens per source in the first 0, 1, 2, ... lines of a chunk.
 
-    The lane began the chunk after `lines` lines. The columns are the sources of the pipeline, sorted
-    by name, one more for all other sources, and the last for tokens that were thrown away.
+    The lane began the chunk after `lines` lines. The columns are the sources of the pipeline,
+    sorted by name, one more for all other sources, and the last for tokens that were thrown away.
     """
 
     lane: int
@@ -66,7 +66,10 @@ class Tallies:
         return cls(before, {}, np.zeros_like(before))
 
     def after(self, passed: Sequence[Tally], lines: Mapping[int, int]) -> "Tallies":
-        """The tallies one step later, in which these were passed. `lines` were taken before the step."""
+        """The tallies one step later, in which these were passed.
+
+        `lines` were taken before the step.
+        """
         if not passed:
             return self
         before, current, refilled = self._before.copy(), dict(self._current), self.refilled
@@ -88,12 +91,12 @@ class Tallies:
 
 
 def _taken(stage: Stage, state: State, source: str = "") -> Iterator[tuple[str | None, int]]:
-    """The tokens taken of each source, according to a state of this stage; None for those thrown away.
+    """The tokens taken of each source, from a state of this stage; None for those thrown away.
 
     A mixture counts what it has given, and best-fit packing how much of that is not in lines yet.
     """
     if isinstance(stage, Pack) and stage.mode == "bestfit":
-        counts = Counts.of(state)
+        counts = LineCounts.of(state)
         yield from counts.extra.items()
         yield None, counts.cropped
     if isinstance(stage, Mixture):

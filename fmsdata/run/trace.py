@@ -5,69 +5,31 @@ from collections.abc import Iterable
 
 from fmsdata.core.checks import whole
 from fmsdata.errors import ConfigError
-from fmsdata.planning.schedule import Schedule
-from fmsdata.run.checkpoints import Checkpoints
 from fmsdata.run.document_search import Found, find_documents
-from fmsdata.run.replay import Replay, Seen, Watch
-from fmsdata.run.rescalable import Rescalable
+from fmsdata.run.replay import Replay, Seen
 
 __all__ = ["Found", "Seen", "Trace"]
 
 
-class Trace:
+class Trace(Replay):
     """A past run: what was in a step, and when a document was seen. Nothing is written.
 
     The newest complete checkpoint holds the world and batch sizes of the run. Reading starts at the
-    nearest checkpoint before a step, or, with `from_start`, at the start of the run. `world_size` and
-    `batch_size` are those of the steps after the newest checkpoint, or of all steps if there is none.
+    nearest checkpoint before a step, or, with `from_start`, at the start of the run. `world_size`
+    and `batch_size` are those of the steps after the newest checkpoint, or of all steps if there is
+    none.
 
-    >>> run = Trace(data, checkpoints=Checkpoints("s3://bucket/run/loader"))          # doctest: +SKIP
-    >>> run.step(12345, rank=3)                                                       # doctest: +SKIP
-    >>> run.documents(["web/part-0.arrow#17"])                                        # doctest: +SKIP
+    `newest` is the step of the newest complete checkpoint, or 0, and `schedule` says which samples
+    were in which step.
+
+    >>> run = Trace(data, checkpoints=Checkpoints("s3://bucket/run/loader"))     # doctest: +SKIP
+    >>> run.step(12345, rank=3)     # doctest: +SKIP
+    >>> run.documents(["web/part-0.arrow#17"])     # doctest: +SKIP
     """
-
-    def __init__(
-        self,
-        data: Rescalable,
-        *,
-        checkpoints: Checkpoints | None = None,
-        world_size: int | None = None,
-        batch_size: int | None = None,
-        from_start: bool = False,
-        watch: Watch = lambda _done, _lanes: None,
-    ) -> None:
-        self.data = data
-        self._replay = Replay(
-            data,
-            checkpoints=checkpoints,
-            world_size=world_size,
-            batch_size=batch_size,
-            from_start=from_start,
-            watch=watch,
-        )
-
-    @property
-    def schedule(self) -> Schedule:
-        """Which samples were in which step."""
-        return self._replay.schedule
-
-    @property
-    def newest(self) -> int:
-        """The step of the newest complete checkpoint, or 0."""
-        return self._replay.newest
-
-    @property
-    def since(self) -> int:
-        """The first step that can be traced: 0, unless the mix of the run was edited."""
-        return self._replay.since
-
-    def start(self, step: int) -> int:
-        """The step from which the run is read to trace this step: that of a checkpoint, or 0."""
-        return self._replay.start(step)
 
     def step(self, step: int, rank: int | None = None) -> list[Seen]:
         """Everything that was in a step, or in the batch of one rank, row by row."""
-        self._replay.require_step(whole("step", step))
+        self.require_step(whole("step", step))
         world_size = self.schedule.segment(step).world_size
         if rank is not None and not 0 <= rank < world_size:
             raise ConfigError(f"rank is {rank}; step {step} was read by {world_size} ranks, 0 to {world_size - 1}")
@@ -76,12 +38,12 @@ class Trace:
             for sample in samples if rank in (None, reading_rank) else ():
                 lines[sample % self.data.lanes].append(sample // self.data.lanes)
         seen: list[Seen] = []
-        states = self._replay.states(self.start(step), sorted(lines))
+        states = self.states(self.start(step), sorted(lines))
         for done, (lane, state) in enumerate(states.items()):
-            opened = self._replay.open(lane, state)
-            for first, chunk in self._replay.read(opened, max(lines[lane]) + 1, done, len(states)):
+            opened = self.open(lane, state)
+            for first, chunk in self.read(opened, max(lines[lane]) + 1, done, len(states)):
                 rows = [line - first for line in lines[lane] if first <= line < first + len(chunk)]
-                seen += self._replay.seen(lane, first, chunk, rows)
+                seen += self.seen(lane, first, chunk, rows)
         return sorted(seen, key=lambda span: (span.rank, span.row))
 
     def documents(self, names: Iterable[str], until: int | None = None) -> list[Found]:
@@ -92,5 +54,5 @@ class Trace:
         if until is None and not self.newest:
             raise ConfigError("there is no checkpoint, so the length of the run is unknown: give a step (--until)")
         until = self.newest if until is None else whole("until", until, least=1)
-        self._replay.require_step(until - 1)
-        return find_documents(self._replay, names, until)
+        self.require_step(until - 1)
+        return find_documents(self, names, until)

@@ -1,12 +1,12 @@
 """Loaders and trainers of other libraries that use a dataset in a way that can't be exact.
 
-A `Rescalable` that reads the lanes of one rank of several must not be split again: a dispatcher reads
-on rank 0 for all ranks, a slicing wrapper keeps a part of what each rank reads, and the other lanes
-are lost without a word. Such wrappers call `iter()` or, before it, `set_epoch()` on the dataset, and
-they know the number of processes. So the object that calls is asked for it.
+A `Rescalable` that reads the lanes of one rank of several must not be split again: a dispatcher
+reads on rank 0 for all ranks, a slicing wrapper keeps a part of what each rank reads, and the other
+lanes are silently lost. Such wrappers call `iter()` or, before it, `set_epoch()` on the
+dataset, and they know the number of processes. So that number is read from the object that calls.
 """
 
-import sys
+import inspect
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -23,7 +23,9 @@ ONE_RANK_SAVERS = {"accelerate", "lightning", "lightning_fabric", "pytorch_light
 
 
 def refuse_wrappers(ranks: Ranks, lanes: int, seed: int) -> str | None:
-    """Raise if the caller of the method that calls this is a wrapper that loses samples, or never ends.
+    """Raise if a method was called by a wrapper that loses samples, or never ends.
+
+    To be called by that method.
 
     Returns the name of a wrapper that is exact, but reads ahead.
     """
@@ -93,7 +95,7 @@ def _processes(owner: Any) -> int:
 
 def _callers(depth: int) -> Iterator[FrameType]:
     """The stack, from the caller of the method that is `depth` calls above."""
-    frame: FrameType | None = sys._getframe()
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if depth < 0:
             yield frame

@@ -1,6 +1,7 @@
 """Delimit: a BOS token before each document and an EOS token after it, unless it already has them.
 
-A document that comes in parts (see `fmsdata.stages.mixture.leftovers`) gets them only at its own start and end.
+A document that comes in parts (see `fmsdata.stages.mixture.leftovers`) gets them only at its own
+start and end.
 """
 
 from fmsdata.core.checks import token

@@ -19,8 +19,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import fsspec
 
+from fmsdata.core.wording import counted
 from fmsdata.errors import ConfigError, DeniedError, MissingError, StorageError
-from fmsdata.storage.clients.base import Client, Entry, Fetched, Listing, Page, protocols
+from fmsdata.storage.clients.base import Client, Entry, FileBytes, Listing, Page, protocols
 from fmsdata.storage.clients.connect import client_class, connect
 from fmsdata.storage.io_thread import IoThread
 from fmsdata.storage.retry import Decision, Failure, Kind, Replaced, RetryPolicy, classify
@@ -141,29 +142,31 @@ class Connection:
         owner: str = "",
         *,
         has_slot: bool = False,
-    ) -> Fetched:
+    ) -> FileBytes:
         """The bytes from start to stop of a file, all of them.
 
-        Raises if the file has another version. Errors mention the `owner` of the file, such as "source 'web'".
+        Raises if the file has another version. Errors mention the `owner` of the file, such as
+        "source 'web'".
         """
         if start == stop:
-            return Fetched(b"", version)
+            return FileBytes(b"", version)
         about = _About(f"bytes {start}-{stop - 1} of {self.url(path)}", "read", owner, listed=True)
-        call = partial(_read, path, start, stop, version)
-        fetched = await self._request(call, about, stop - start, has_slot=has_slot)
+        fetched = await self._request(
+            lambda client: client.read(path, start, stop, version), about, stop - start, has_slot=has_slot
+        )
         self.traffic.bytes += len(fetched.data)
         return fetched
 
-    async def read_all(self, path: str, owner: str = "") -> bytes:
+    async def read_all(self, path: str) -> bytes:
         """All bytes of a file."""
-        about = _About(self.url(path), "read", owner)
-        data = (await self._request(partial(_read, path, 0, None, None), about, ASSUMED)).data
+        about = _About(self.url(path), "read")
+        data = (await self._request(lambda client: client.read(path, 0, None, None), about, ASSUMED)).data
         self.traffic.bytes += len(data)
         return data
 
-    async def info(self, path: str, owner: str = "") -> Entry:
+    async def info(self, path: str) -> Entry:
         """Size and version of a file."""
-        return await self._request(lambda client: client.info(path), _About(self.url(path), "looked up", owner))
+        return await self._request(lambda client: client.info(path), _About(self.url(path), "looked up"))
 
     async def check(self, path: str, version: str, owner: str = "") -> None:
         """Raise if a file has another version. For filesystems whose reads don't report it."""
@@ -175,12 +178,12 @@ class Connection:
 
         await self._request(compare, _About(self.url(path), "read", owner, listed=True))
 
-    async def list(self, folder: str, recursive: bool = True, owner: str = "") -> Listing:
+    async def list(self, folder: str, recursive: bool = True) -> Listing:
         """The files in a folder; `recursive`: and in the folders below it.
 
         Empty if there is no such folder.
         """
-        about = _About(self.url(folder), "listed", owner)
+        about = _About(self.url(folder), "listed")
         in_pages = client_class(self._filesystem).lists_in_pages
         files: list[Entry] = []
         folders: list[str] = []
@@ -193,22 +196,18 @@ class Connection:
             if token is None:
                 return Listing(sorted(files), [] if recursive else sorted(folders))
 
-    async def is_folder(self, path: str, owner: str = "") -> bool:
-        """Whether there is anything below this path."""
-        return await self._request(lambda client: client.is_folder(path), _About(self.url(path), "listed", owner))
-
-    async def write(self, path: str, data: bytes, owner: str = "") -> None:
+    async def write(self, path: str, data: bytes) -> None:
         """Write a file, completely or not at all."""
-        about = _About(self.url(path), "written", owner)
+        about = _About(self.url(path), "written")
         await self._request(lambda client: client.write(path, data), about, len(data))
 
-    async def remove(self, path: str, owner: str = "") -> None:
+    async def remove(self, path: str) -> None:
         """Remove a file. It need not exist."""
-        await self._request(lambda client: client.remove(path), _About(self.url(path), "removed", owner))
+        await self._request(lambda client: client.remove(path), _About(self.url(path), "removed"))
 
-    async def remove_folder(self, path: str, owner: str = "") -> None:
+    async def remove_folder(self, path: str) -> None:
         """Remove a folder whose files are removed already. Object stores have no folders."""
-        await self._request(lambda client: client.remove_folder(path), _About(self.url(path), "removed", owner))
+        await self._request(lambda client: client.remove_folder(path), _About(self.url(path), "removed"))
 
     async def _request(
         self,
@@ -323,7 +322,7 @@ class _About(NamedTuple):
             wait = f"; the server asks to wait {failure.wait:.0f} s" if failure.wait else ""
             resume = "" if self.verb == "listed" else "; the run can be resumed from its last state"
             return StorageError(
-                f"{subject} could not be {self.verb} in {attempts} attempt{'s' * (attempts > 1)} and {seconds:.1f} s, "
+                f"{subject} could not be {self.verb} in {counted(attempts, 'attempt')} and {seconds:.1f} s, "
                 f"last error: {cause}{wait}{advice}{resume}"
             )
         if failure.decision is Decision.REFRESH:
@@ -331,10 +330,6 @@ class _About(NamedTuple):
         if failure.kind is Kind.MISSING and self.listed and not advice:
             cause = "it is gone; it was there when the shards were listed"
         return ERRORS.get(failure.kind, StorageError)(f"{subject} can't be {self.verb}: {cause}{advice}")
-
-
-def _read(path: str, start: int, stop: int | None, version: str | None, client: Client) -> Awaitable[Fetched]:
-    return client.read(path, start, stop, version)
 
 
 def _list(folder: str, recursive: bool, page: str | None, client: Client) -> Awaitable[Page]:

@@ -1,18 +1,19 @@
 """A cache of fetched ranges on the node's own disk, shared by all processes of the node.
 
 An entry is a file that holds the digest of its key and the checksum of its data. So a file that was
-torn by a power failure, damaged by the disk or renamed is noticed, removed and fetched again. Against
-forgery, the folder belongs to its user alone (see `own_folder.py`): the checksum has no key.
+torn by a power failure, damaged by the disk or renamed is noticed, removed and fetched again.
+Against forgery, the folder belongs to its user alone (see `own_folder.py`): the checksum has no
+key.
 
 Readers take no lock. Writers reserve the bytes of an entry in a ledger before they write it. So the
 ledger never says less than there is, whichever process is killed at whatever moment, and nobody has
 to count. Only when the ledger says that the cache is full, one process counts the entries and
-evicts the least recently used ones, while the others continue to read. All locks are the kernel's
-(flock): they end with the process that holds them.
+evicts the least recently used ones, while the others continue to read. Locks end with the process
+that holds them (`file_lock.py`).
 
 Entries are not written with `atomic.py`, for two reasons. Damaged entries are noticed anyway, so an
-fsync would only cost time. And the temporary file has the size of the entry from the start, which
-tells other processes how many bytes are reserved for it.
+fsync would only cost time. And the temporary file has the size of the entry from the start, so
+other processes see how many bytes are reserved for it.
 """
 
 import errno
@@ -35,6 +36,8 @@ import numpy as np
 
 from fmsdata.core.checks import whole
 from fmsdata.errors import ConfigError
+from fmsdata.storage.file_lock import closed_in_forks, is_free, locked
+from fmsdata.storage.local import boot_id
 from fmsdata.storage.own_folder import is_private, make_own_folder, open_own_file, open_own_folder
 
 HEADER = struct.Struct("<8sQ20s20s")  # the format and its version, length of the data, digest of the key, checksum
@@ -59,7 +62,7 @@ log = logging.getLogger("fmsdata")
 
 
 class DiskCache:
-    """Ranges of remote files in a folder of at most `limit` bytes, with headers and unfinished files.
+    """Ranges of remote files in a folder of at most `limit` bytes, headers and all included.
 
     The least recently used ranges are evicted; uses within a minute count as one. Any number of
     processes and threads can use the folder at the same time. Processes with the same limit never
@@ -158,15 +161,13 @@ class DiskCache:
         name = secrets.token_hex(8)
         with _folder(self._unfinished) as folder:
             fd = open_own_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder)
-            _held.add(fd)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                yield fd, folder, name
-            finally:
-                with suppress(FileNotFoundError):  # it was renamed to its entry
-                    os.unlink(name, dir_fd=folder)
-                _held.discard(fd)
-                os.close(fd)
+            with closed_in_forks(fd):
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    yield fd, folder, name
+                finally:
+                    with suppress(FileNotFoundError):  # it was renamed to its entry
+                        os.unlink(name, dir_fd=folder)
 
     def _reserve(self, size: int, fd: int) -> bool:
         """Add `size` bytes to the ledger, if they fit. They stay there if storing the entry fails.
@@ -204,7 +205,7 @@ class DiskCache:
         then the count is too large, but never too small). Bytes that they reserve afterwards are
         added whenever the ledger is written.
         """
-        with _locked(f"{self._root}/.fmsdata-room", patience=0) as alone:
+        with locked(f"{self._root}/.fmsdata-room", patience=0) as alone:
             if alone is None:
                 return False
             with self._ledger() as ledger:
@@ -262,7 +263,7 @@ class DiskCache:
                 if UNFINISHED.fullmatch(name):
                     with suppress(FileNotFoundError):
                         info = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                        if time.time() - info.st_ctime > ABANDONED_AFTER and _is_free(f"{self._unfinished}/{name}"):
+                        if time.time() - info.st_ctime > ABANDONED_AFTER and is_free(f"{self._unfinished}/{name}"):
                             os.unlink(name, dir_fd=folder)
                         else:
                             reserved += info.st_size
@@ -287,7 +288,7 @@ class DiskCache:
 
     @contextmanager
     def _ledger(self, patience: float | None = None) -> Iterator["_Ledger"]:
-        with _locked(f"{self._root}/.fmsdata-ledger", PATIENCE if patience is None else patience) as fd:
+        with locked(f"{self._root}/.fmsdata-ledger", PATIENCE if patience is None else patience) as fd:
             if fd is None:
                 raise TimeoutError("another process holds the ledger and makes no progress")
             yield _Ledger(fd)
@@ -320,60 +321,6 @@ class _Ledger:
     def forget(self) -> None:
         os.ftruncate(self._fd, 0)
         self.total = None
-
-
-# Files with locks. A forked child must not keep them locked when its parent is killed.
-_held: set[int] = set()
-
-
-def _close_held() -> None:
-    for fd in _held:
-        with suppress(OSError):
-            os.close(fd)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_close_held)
-
-
-@contextmanager
-def _locked(path: str, patience: float, create: bool = True) -> Iterator[int | None]:
-    """The file, open and locked, or None if another process holds the lock.
-
-    The wait is limited: the process that holds the lock may be stopped.
-    """
-    with open_own_folder(os.path.dirname(path)) as folder:
-        fd = open_own_file(os.path.basename(path), os.O_RDWR | (os.O_CREAT if create else 0), folder)
-    _held.add(fd)
-    try:
-        yield fd if _lock(fd, patience) else None
-    finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough if another thread forks at this moment
-        _held.discard(fd)
-        os.close(fd)
-
-
-def _lock(fd: int, patience: float) -> bool:
-    end, pause = time.monotonic() + patience, 0.0001
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                return False
-        time.sleep(pause)
-        pause = min(2 * pause, 0.002)
-
-
-def _is_free(path: str) -> bool:
-    try:
-        with _locked(path, patience=0, create=False) as fd:
-            return fd is not None
-    except OSError as error:  # a link, or no file of ours
-        if not isinstance(error, PermissionError) and error.errno != errno.ELOOP:
-            raise
-        return True
 
 
 def _digest(key: str) -> bytes:
@@ -419,5 +366,5 @@ def _touch(fd: int) -> None:
 def _boot() -> bytes:
     """An identifier that changes when the machine restarts."""
     with suppress(OSError, ValueError):
-        return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
+        return bytes.fromhex(boot_id().replace("-", ""))
     return bytes(16)

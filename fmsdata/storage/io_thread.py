@@ -23,7 +23,6 @@ Kept = TypeVar("Kept")
 THREADS = 64  # at most, for blocking filesystems
 CLOSING_SECONDS = 2.0
 PAUSE_SECONDS = 30.0  # at most, while another thread forks
-CLOSED = "this connection was closed, or belongs to a parent process; create it again"
 
 
 class IoThread:
@@ -71,11 +70,9 @@ class IoThread:
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine in the loop, without waiting."""
-        with self._lock:
-            if self is IoThread._current:
-                return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        coroutine.close()
-        raise RuntimeError(CLOSED)
+        future: Future[T] = Future()
+        self.start_all([(coroutine, future)])
+        return future
 
     def start_all(self, work: Sequence[tuple[Coroutine[Any, Any, T], Future[T]]]) -> None:
         """Run many coroutines in the loop, which is woken once. Each sets its future."""
@@ -86,7 +83,7 @@ class IoThread:
         for coroutine, future in work:
             coroutine.close()
             future.cancel()  # so that nobody waits for it
-        raise RuntimeError(CLOSED)
+        raise RuntimeError("this connection was closed, or belongs to a parent process; create it again")
 
     def _begin(self, work: Sequence[tuple[Coroutine[Any, Any, T], Future[T]]]) -> None:
         for coroutine, future in work:

@@ -1,4 +1,4 @@
-"""Files and folders on a local disk. Shards are mapped into memory, not read whole."""
+"""Files and folders on a local disk, and what the system says about itself."""
 
 import os
 from collections import OrderedDict
@@ -7,14 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
-import pyarrow as pa
-
 from fmsdata.errors import DataError
 from fmsdata.storage.clients.base import Entry, Listing
 
 Opened = TypeVar("Opened")
 FileId: TypeAlias = tuple[int, int]  # the device and the number of a file on it
-SMALL = 1 << 16
 
 
 def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
@@ -108,19 +105,12 @@ def remove_folder(folder: Path, first: str) -> None:
         folder.rmdir()
 
 
-def map_file(path: Path) -> pa.Buffer:
-    """The bytes of a file, mapped into memory. The mapping ends with its last user.
+def boot_id() -> str:
+    """An identifier that changes when the machine restarts.
 
-    No file descriptor stays open. A small file is read instead: thousands of them may be in use at
-    once, and a process can have about 65,000 mappings.
+    Raises OSError where the system has none.
     """
-    try:
-        with pa.memory_map(str(path)) as file:
-            return pa.py_buffer(path.read_bytes()) if file.size() <= SMALL else file.read_buffer()
-    except FileNotFoundError:
-        raise DataError(f"{path}: the file is gone; it was there when the shards were listed") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error}") from None
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 class Recent(Generic[Opened]):

@@ -1,8 +1,9 @@
 """Shards on a local disk, mapped into memory while other processes may write to them.
 
-A mapped file keeps what it looked like when it was mapped: its size, the time of its last change and its inode. It is
-compared with that whenever something is taken from it. A file that has changed is an error, never other tokens. What
-is taken is copied by the system, so that a file that shrinks is an error too, and not the end of the process.
+A mapped file keeps what it looked like when it was mapped: its size, the time of its last change
+and its inode. It is compared with that whenever something is taken from it. A file that has changed
+is an error, never other tokens. What is taken is copied by the system, so that a file that shrinks
+is an error too, and not the end of the process.
 """
 
 import os
@@ -14,12 +15,13 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.core.memory import MappedTokens, copy_bytes, copy_memory
 from fmsdata.errors import DataError
-from fmsdata.storage.local import map_file
 
+SMALL = 1 << 16  # bytes of a file that is read instead of mapped
 WAY_OUT = "shards must stay as they are during a run: restore the file, or write the new one beside it, and resume"
 
 
@@ -45,9 +47,11 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self._path = os.path.abspath(path)  # the process may change its folder
         self._name = str(path)
-        before = self._look()
-        self.buffer = map_file(path)
-        self.version = before
+        self.version = self._look()
+        try:
+            self.buffer = _map(path)
+        except OSError as error:
+            raise self._cannot_read(error) from None
         self.size: int = self.buffer.size
         self.check()
 
@@ -57,7 +61,7 @@ class MappedFile:
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
         """What was read inside is of the file that was mapped, or there is an error.
 
-        A damaged file is perhaps one that has changed.
+        A file that looks damaged may have changed.
         """
         if error is None or isinstance(error, DataError):
             self.check()
@@ -79,9 +83,10 @@ class MappedFile:
         return copy_bytes(self.buffer.address + start, stop - start, self).data
 
     def collect(self, ranges: Ints) -> tuple[memoryview, Ints]:
-        """A copy of ranges, rows of first byte and size, and where each starts in it, aligned to 8 bytes.
+        """A copy of ranges, and where each of them starts in it, aligned to 8 bytes.
 
-        The caller has checked that they are inside the file.
+        Ranges are rows of first byte and size. The caller has checked that they are inside the
+        file.
         """
         start = ranges[:, 0]
         pieces = np.empty((len(ranges), 2), np.int64)
@@ -100,11 +105,24 @@ class MappedFile:
     def _look(self) -> Version:
         try:
             status = os.stat(self._path)
-        except FileNotFoundError:
-            raise DataError(f"{self._name}: the file is gone; it was there when the shards were listed") from None
         except OSError as error:
-            raise DataError(f"{self._name}: cannot be read: {error.strerror}") from None
+            raise self._cannot_read(error) from None
         return Version(status.st_size, status.st_mtime_ns, status.st_ino)
+
+    def _cannot_read(self, error: OSError) -> DataError:
+        if isinstance(error, FileNotFoundError):
+            return DataError(f"{self._name}: the file is gone; it was there when the shards were listed")
+        return DataError(f"{self._name}: cannot be read: {error.strerror or error}")
+
+
+def _map(path: Path) -> pa.Buffer:
+    """The bytes of a file, mapped into memory. The mapping ends with its last user.
+
+    No file descriptor stays open. A small file is read instead: thousands of them may be in use at
+    once, and a process can have about 65,000 mappings.
+    """
+    with pa.memory_map(str(path)) as file:
+        return pa.py_buffer(path.read_bytes()) if file.size() <= SMALL else file.read_buffer()
 
 
 class Versions:
@@ -135,10 +153,12 @@ class Versions:
 
 
 class MappedFiles:
-    """The files that are mapped now, so that none is mapped twice. A mapping ends with its last user.
+    """The files that are mapped now, so that none is mapped twice.
 
-    A file that was mapped before must still look the same. (But for its inode: some filesystems in user space number
-    files anew when nobody uses them.)
+    A mapping ends with its last user.
+
+    A file that was mapped before must still look the same. (But for its inode: some filesystems in
+    user space number files anew when nobody uses them.)
     """
 
     def __init__(self, versions: "Versions | None" = None) -> None:

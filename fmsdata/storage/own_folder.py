@@ -2,8 +2,8 @@
 
 What is read from such a folder becomes training data, and what is written there must not end up
 elsewhere. So a folder is refused if another user owns it or can write to it, no link is followed,
-and whatever is opened in it is checked once more after it was opened. That holds also if somebody who
-can write to a parent exchanges the folder for another.
+and everything is checked again after it was opened. That holds also if somebody
+who can write to a parent exchanges the folder for another.
 """
 
 import errno
@@ -22,7 +22,7 @@ log = logging.getLogger("fmsdata")
 
 
 def make_own_folder(path: str) -> None:
-    """Create a folder that only its user can enter, with its parents, or check the one that is there.
+    """Create a folder that only its user can enter, with its parents, or check an existing one.
 
     A folder of this user that others may read but not write, as earlier versions made it, is closed
     to them. Raises `ConfigError` if others could have put something into it.
@@ -79,7 +79,7 @@ def _name(user: int) -> str:
 
 @contextmanager
 def open_own_folder(path: str) -> Iterator[int]:
-    """A descriptor of a folder inside of one that `make_own_folder` made, for what is opened in it."""
+    """A descriptor of a folder below one that `make_own_folder` made, to open files in it."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | NO_LINK)
     try:
         info = os.stat(fd)
@@ -92,7 +92,7 @@ def open_own_folder(path: str) -> Iterator[int]:
 
 
 def open_own_file(name: str, flags: int, folder: int) -> int:
-    """Open a file in a folder, which must be a plain one of this user, with no other name elsewhere.
+    """Open a file in a folder. It must be a plain file of this user, under no second name.
 
     A file that others can write to is good enough for a lock, but not to be read: see `is_private`.
     """

@@ -243,7 +243,7 @@ class RetryPolicy:
         return cls(storage.retries, storage.timeout, storage.deadline)
 
     def limit(self, size: int, left: float) -> float:
-        """Seconds for an attempt to move `size` bytes, if `left` seconds remain for all attempts."""
+        """Seconds for an attempt to move `size` bytes, if `left` seconds remain in total."""
         return min(self.timeout + size / SLOWEST, left)
 
     def wait(self, attempts: int, left: float, requested: float | None = None) -> float | None:

@@ -13,8 +13,8 @@ class Task(Protocol):
     """Turns a batch of lines into the fields that the trainer gets.
 
     Random choices must be derived from `batch.keys`, so that a line gives the same fields wherever
-    it is read. A task whose model also looks at the tokens behind has an attribute `causal = False`.
-    See `CausalLM` for an example.
+    it is read. A task whose model also looks at the tokens behind has an attribute `causal =
+    False`. See `CausalLM` for an example.
     """
 
     @property

@@ -98,11 +98,11 @@ class Batch:
         return np.append(line[starts] * self.length + position[starts], len(self) * self.length)
 
     def document_numbers(self) -> Ints:
-        """The document of its line that each token of the whole lines belongs to; -1 for padding."""
+        """For each token of the whole lines, its document's number in the line; -1 for padding."""
         return self._per_token(self._positions[3])
 
     def source_numbers(self) -> Ints:
-        """The source of each token of the whole lines, as its place in `sources`; -1 for padding."""
+        """For each token of the whole lines, its source as a place in `sources`; -1 for padding."""
         lines, places = self.lines, {name: place for place, name in enumerate(self.sources)}
         of_buffer = np.array([places.get(buffer.source, -1) for buffer in lines.buffers], np.int64)
         padding = lines.spans[:, DOCUMENT] == PADDING

@@ -22,8 +22,8 @@ OF_SOURCES = ("source_ids", "label_source_ids")  # outputs that need the names o
 class Collate:
     """Turns samples into the fields of a batch: a `collate_fn` for torch's own DataLoader.
 
-    A DataLoader without a `collate_fn` collates samples for `CausalLM`. The outputs `source_ids` and
-    `label_source_ids` need the names of all `sources`, which are `data.source_sizes`.
+    A DataLoader without a `collate_fn` collates samples for `CausalLM`. The outputs `source_ids`
+    and `label_source_ids` need the names of all `sources`, which are `data.source_sizes`.
     `padding_segment` says whether padding is a segment of its own in `cu_seqlens`, `max_seqlen` and
     `position_ids`; by default only if the task is not causal.
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fmsdata.core.checks import whole
-from fmsdata.core.state import EDITED, State, is_count, shown
+from fmsdata.core.state import EDITED, State, is_count, require_version, shown
 from fmsdata.errors import CheckpointError, ConfigError, StateError
 from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.storage.location import Location
@@ -214,11 +214,7 @@ def _needed(loader: StatefulDataLoader, world_size: int) -> list[int]:
 def _check_state(state: Any) -> None:
     if not isinstance(state, Mapping) or type(state.get("version")) is not int:
         raise StateError("this is not a train state: it has no version; pass what `build` or `load` returned")
-    if state["version"] != VERSION:
-        raise StateError(
-            f"the train state has version {state['version']} and this fmsdata reads version {VERSION}; "
-            + ("use a newer fmsdata" if state["version"] > VERSION else "use the fmsdata that wrote it")
-        )
+    require_version(state, VERSION, "the train state")
     if odd := sorted(map(str, set(KEYS) ^ set(state))):
         raise StateError(
             f"the train state {'lacks' if odd[0] in KEYS else 'has an unknown'} key {odd[0]!r}: it was edited; "

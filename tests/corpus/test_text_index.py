@@ -476,7 +476,7 @@ def test_decoded_text_stays_within_the_budget_on_many_lanes(tmp_path: Path) -> N
     decoded = host.decoded(reader.path.storage)
     assert total > budget
     assert decoded._batch_bytes <= budget / 2 + (1 << 17)
-    assert decoded._copy_bytes <= budget / 2 + max(int(chunk.lengths().sum()) for chunk in held)
+    assert decoded._copies.bytes <= budget / 2 + max(int(chunk.lengths().sum()) for chunk in held)
 
 
 # Folders that can't be read as they are.

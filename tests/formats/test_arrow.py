@@ -16,7 +16,7 @@ import fmsdata
 from fmsdata.corpus.shard_writer import Layout, write_shard
 from fmsdata.errors import DataError
 from fmsdata.formats.arrow.shard import ArrowShard
-from fmsdata.storage.local import map_file
+from fmsdata.storage.mapped import MappedFile
 from fmsdata.testing import stored_documents
 from tests.helpers import documents, open_file, write_source
 
@@ -267,7 +267,7 @@ def test_many_batches_of_different_sizes_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("layout", "stream"), LAYOUTS)
 def test_tokens_are_views_of_the_mapped_file(tmp_path: Path, layout: Layout, stream: bool) -> None:
     write_shard(tmp_path / "a.arrow", some_documents(), dtype=np.uint16, layout=layout, stream=stream, rows=7)
-    buffer = map_file(tmp_path / "a.arrow")
+    buffer = MappedFile(tmp_path / "a.arrow").buffer
     shard = ArrowShard(buffer, "a.arrow")
     mapped = np.frombuffer(memoryview(buffer), np.uint8)
     before = pa.total_allocated_bytes()

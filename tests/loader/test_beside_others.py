@@ -243,29 +243,69 @@ import resource, os, sys
 import fmsdata
 lines = fmsdata.Pack(fmsdata.ShardReader("web"), seq_len=33)
 data = fmsdata.Rescalable(lines, lanes=16, seed=1)
-first = fmsdata.StatefulDataLoader(data, batch_size=2, num_workers=1, multiprocessing_context=sys.argv[1])
-next(iter(first))
+def loader(workers):
+    return fmsdata.StatefulDataLoader(data, batch_size=2, num_workers=workers, multiprocessing_context=sys.argv[1])
+first = loader(1)
+next(first)
 first.close()
 held = len(os.listdir("/proc/self/fd"))
-resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
-loader = fmsdata.StatefulDataLoader(data, batch_size=2, num_workers=16, multiprocessing_context=sys.argv[1])
-try:
-    next(iter(loader))
-except fmsdata.WorkerError as error:
-    print(error)
-loader.close()
-print(len(os.listdir("/proc/self/fd")) - held)
+enough, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+for limit in range(held, held + 56, 3):
+    limited = loader(4)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        for _ in range(3):
+            next(limited)
+        message = "fine"
+    except fmsdata.WorkerError as error:
+        message = str(error).replace(f"limit of {limit} on", "limit of N on")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
+    limited.close()
+    print(len(os.listdir("/proc/self/fd")) - held, message)
 """
+NAMED = "Too many open files: the limit of N on open files of a process (ulimit -n) is reached; raise it, or use fewer"
 
 
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
 def test_too_few_file_descriptors_are_an_error_that_names_the_limit(large: Path, method: str) -> None:
-    message, left = run(["-c", LIMITED], method, cwd=large).splitlines()
-    assert "could not be started: Too many open files" in message
-    assert (
-        "the limit of 48 on open files of a process (ulimit -n) is reached; raise it, or use fewer workers" in message
+    """Whichever descriptor it is that there is none for."""
+    outcomes = run(["-c", LIMITED], method, cwd=large).splitlines()
+    assert len(outcomes) == 19
+    assert {outcome.split()[0] for outcome in outcomes} == {"0"}, "nothing is left open"
+    failed = [outcome for outcome in outcomes if not outcome.endswith(" fine")]
+    assert all(NAMED in outcome for outcome in failed), "every error names the limit"
+    assert any("worker 0 of 4 could not be started" in outcome for outcome in failed)
+    assert outcomes[-1] == "0 fine"
+
+
+DAEMON = """
+import multiprocessing, sys
+import fmsdata
+
+def read(method, answers):
+    lines = fmsdata.Pack(fmsdata.ShardReader("web"), seq_len=33)
+    loader = fmsdata.StatefulDataLoader(
+        fmsdata.Rescalable(lines, lanes=4), batch_size=2, num_workers=1, multiprocessing_context=method
     )
-    assert left == "0", "nothing is left open"
+    try:
+        answers.send(next(loader)["input_ids"].tolist())
+        loader.close()
+    except fmsdata.ConfigError as error:
+        answers.send(str(error))
+
+context = multiprocessing.get_context("fork")
+for method in ("forkserver", "fork"):
+    ours, theirs = context.Pipe()
+    context.Process(target=read, args=(method, theirs), daemon=True).start()
+    print(ours.recv())
+"""
+
+
+def test_a_daemon_process_has_workers_or_says_how(large: Path) -> None:
+    rows, message = run(["-c", DAEMON], cwd=large).splitlines()
+    assert rows.startswith("[[")
+    assert "this is a daemon process of multiprocessing" in message
+    assert "use 'forkserver', which is the default" in message
 
 
 @pytest.fixture(autouse=True)

@@ -97,6 +97,24 @@ def test_workers_of_torchs_loader_begin_at_the_loaded_state_and_read_each_sample
     assert dataset.state_dict()["step"] == 24, "an iteration in this process counts again"
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_state_that_is_loaded_after_the_workers_started_is_refused(corpus: Path, method: str) -> None:
+    """Workers that stay would begin at the state before it."""
+    dataset = data(corpus)
+    state = dataset.state_dict()
+    dataset.load_state_dict(state)
+    loader: Any = DataLoader(
+        dataset, batch_size=3, num_workers=1, persistent_workers=True, multiprocessing_context=method
+    )
+    for _ in range(2):
+        assert fields(loader, 2) == expected(corpus, 2)
+    dataset.load_state_dict(state)
+    with pytest.raises(fmsdata.ConfigError, match="after its worker processes had been started"):
+        fields(loader, 2)
+    again: Any = DataLoader(dataset, batch_size=3, num_workers=1, multiprocessing_context="fork")
+    assert fields(again, 2) == expected(corpus, 2), "new workers know it"
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize(("method", "workers"), [("fork", 0), ("fork", 1), ("fork", 2), ("spawn", 1)])
 def test_torchdatas_loader_keeps_and_restores_the_state(corpus: Path, method: str, workers: int) -> None:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -14,6 +16,7 @@ import pytest
 
 import fmsdata
 from fmsdata.loader.patience import Patience, StallLimits
+from fmsdata.loader.worker_note import LISTENS, STACK_SECONDS, TEXT_BYTES, WorkerNote
 from tests.helpers import documents, maker, worker_processes, write_source
 
 RELEASE = threading.Event()  # ends the function that never returns, when a test is over
@@ -156,3 +159,25 @@ def test_a_stopped_fork_server_is_named(corpus: Path) -> None:
     finally:
         os.kill(server, signal.SIGCONT)
     loader.close()
+
+
+def test_a_worker_that_does_not_listen_yet_is_not_ended_by_the_question_for_its_stack() -> None:
+    note = WorkerNote()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as new:
+        assert note.stack(new.pid) == "the process was started a moment ago"
+        new.communicate(b"\n")
+    assert new.returncode == 0
+
+
+def test_a_note_that_is_closed_while_a_stack_is_awaited_is_closed_after_that() -> None:
+    note = WorkerNote()
+    os.pwrite(note.memory.fileno(), LISTENS, TEXT_BYTES)
+    deaf = "import signal; signal.signal(signal.SIGUSR2, signal.SIG_IGN); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", deaf], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        threading.Timer(STACK_SECONDS / 3, note.close).start()
+        assert note.stack(worker.pid) == "the process does not answer"
+        worker.communicate(b"\n")
+    assert worker.returncode == 0
+    assert note.memory.fileno() < 0

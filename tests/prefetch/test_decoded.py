@@ -85,12 +85,12 @@ def test_what_is_kept_stays_within_the_budget() -> None:
     array = np.arange(50, dtype=np.uint16)
     block = Block([array], np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([50]))
     lent = [batches.lend(block, lambda: block).arrays[0] for _ in range(20)]
-    assert batches._copy_bytes == 500
+    assert batches._copies.bytes == 500
     assert all(tokens[3:5].tolist() == [3, 4] for tokens in lent)  # those that were dropped are read again
-    assert batches._copy_bytes == 500
+    assert batches._copies.bytes == 500
     del lent
     batches.lend(block, lambda: block)
-    assert batches._copy_bytes <= 200
+    assert batches._copies.bytes <= 200
 
 
 def test_a_budget_that_is_far_too_small_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

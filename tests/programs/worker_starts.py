@@ -50,7 +50,8 @@ def main() -> None:
     log = logging.getLogger("beside")
     log.setLevel(logging.INFO)
     log.propagate = False
-    log.addHandler(logging.handlers.QueueHandler(queue.Queue(-1)) if foreign else logging.NullHandler())
+    records: queue.Queue[Any] = queue.Queue(-1)
+    log.addHandler(logging.handlers.QueueHandler(records) if foreign else logging.NullHandler())
 
     def read(loader: fmsdata.StatefulDataLoader) -> None:
         for _ in loader:
@@ -61,7 +62,12 @@ def main() -> None:
         while not stop.is_set():
             work()
 
-    works: list[Callable[[], Any]] = [lambda: log.info("still here")]
+    def write_log() -> None:
+        log.info("still here")
+        if foreign:
+            records.get()  # a queue that nobody empties would fill the memory in 200 starts
+
+    works: list[Callable[[], Any]] = [write_log]
     if foreign:
         works += [lambda: importlib.reload(importlib.import_module("colorsys")), lambda: Held().value]
     beside = [build(sources, 0, None) for sources in everything]

@@ -151,6 +151,18 @@ def test_the_state_of_one_rank_is_refused_by_others_with_the_way_out(corpus: Pat
         make(1, 2).load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    "module", ["lightning.pytorch.utilities.combined_loader", "pytorch_lightning.loops.fit_loop", "accelerate.utils"]
+)
+def test_the_state_of_one_rank_is_refused_when_a_trainer_saves_it_for_all(corpus: Path, module: str) -> None:
+    trainer: dict[str, Any] = {"__name__": module}  # who asks is known by the name of its module
+    exec("def saved(loader): return loader.state_dict()", trainer)
+    make = maker(corpus)
+    assert trainer["saved"](make(0, 1)) == make(0, 1).state_dict(), "one rank is all ranks"
+    with pytest.raises(fmsdata.ConfigError, match=r"saves the state of one rank only.*\n?.*state_dict\(gather=True\)"):
+        trainer["saved"](make(0, 2))
+
+
 def test_a_rank_given_twice_must_be_the_same(corpus: Path) -> None:
     lines = maker(corpus)(0, 1).data.lines
     data = fmsdata.Rescalable(lines, lanes=12, rank=1, world_size=2)

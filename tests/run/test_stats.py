@@ -266,16 +266,16 @@ def test_a_pipeline_without_a_mixture_counts_from_the_resume(corpus: Path) -> No
         loader.close()
 
 
-def test_shares_come_near_those_that_are_wanted(corpus: Path) -> None:
+def test_shares_come_near_those_that_are_planned(corpus: Path) -> None:
     loader = loader_of(pipeline_of(corpus, shuffled=True))
     for _ in islice(loader, 400):
         pass
     stats = loader.stats()
-    wanted = {name: source.wanted for name, source in stats.sources.items()}
-    assert wanted == pytest.approx({"web": 0.6, "more/wiki": 0.3, "more/again": 0.1})
+    planned = {name: source.planned for name, source in stats.sources.items()}
+    assert planned == pytest.approx({"web": 0.6, "more/wiki": 0.3, "more/again": 0.1})
     assert math.fsum(source.share for source in stats.sources.values()) == pytest.approx(1)
     for source in stats.sources.values():
-        assert source.share == pytest.approx(source.wanted, abs=0.05)
+        assert source.share == pytest.approx(source.planned, abs=0.05)
     loader.close()
 
 
@@ -349,7 +349,7 @@ def test_scalars_are_floats_and_the_text_is_one_line(corpus: Path) -> None:
         scalars = stats.as_scalars()
         assert all(type(value) is float and math.isfinite(value) for value in scalars.values())
         assert json.loads(json.dumps(scalars)) == scalars
-        assert {"data/tokens", "data/tokens_per_second", "data-share/web", "data-wanted/wiki"} <= scalars.keys()
+        assert {"data/tokens", "data/tokens_per_second", "data-share/web", "data-planned/wiki"} <= scalars.keys()
         assert stats.as_scalars("train").keys() == {"train" + name.removeprefix("data") for name in scalars}
         assert str(stats).startswith(f"step {stats.step}: ")
         assert "\n" not in str(stats)
@@ -381,7 +381,7 @@ def test_shares_after_an_edit_are_held_against_the_new_weights(corpus: Path) -> 
     for _ in islice(after, 150):
         pass
     stats = after.stats()
-    assert {name: one.wanted for name, one in stats.sources.items()} == pytest.approx({"web": 0.2, "wiki": 0.8})
+    assert {name: one.planned for name, one in stats.sources.items()} == pytest.approx({"web": 0.2, "wiki": 0.8})
     assert stats.sources["wiki"].share == pytest.approx(0.8, abs=0.04)
     assert stats.tokens == pytest.approx(2 * stats.overall.tokens, rel=0.05)
     alone = maker(corpus, sources={"web": {"weight": 1}}, loader__batch_size=6)(0, 1)
@@ -389,21 +389,21 @@ def test_shares_after_an_edit_are_held_against_the_new_weights(corpus: Path) -> 
     assert alone.stats().tokens == pytest.approx(stats.tokens, rel=0.02)
 
 
-def test_the_wanted_share_is_that_of_the_phases_that_were_read(corpus: Path) -> None:
+def test_the_planned_share_is_that_of_the_phases_that_were_read(corpus: Path) -> None:
     phases = [{"until_tokens": 6000, "weights": {"web": 1, "wiki": 0}}, {"weights": {"web": 0, "wiki": 1}}]
     loader = maker(corpus, phases=phases, lanes=4, loader__batch_size=4)(0, 1)
     batches = iter(loader)
     for _ in range(20):
         next(batches)
-    assert loader.stats().sources["web"].wanted == 1
+    assert loader.stats().sources["web"].planned == 1
     while loader.stats().tokens < 12_000:
         next(batches)
     stats = loader.stats()
-    assert stats.sources["web"].wanted == pytest.approx(6000 / stats.tokens)
-    assert stats.sources["web"].share == pytest.approx(stats.sources["web"].wanted, abs=0.05)
+    assert stats.sources["web"].planned == pytest.approx(6000 / stats.tokens)
+    assert stats.sources["web"].share == pytest.approx(stats.sources["web"].planned, abs=0.05)
 
 
-def test_the_wanted_share_of_a_source_that_ended_goes_to_the_others(corpus: Path) -> None:
+def test_the_planned_share_of_a_source_that_ended_goes_to_the_others(corpus: Path) -> None:
     sources = {"web": {"weight": 1}, "wiki": {"weight": 1, "max_epochs": 1}}
     loader = maker(corpus, sources=sources, lanes=4, loader__batch_size=4)(0, 1)
     with pytest.warns(FmsdataWarning, match="max_epochs"):
@@ -412,4 +412,4 @@ def test_the_wanted_share_of_a_source_that_ended_goes_to_the_others(corpus: Path
     stats = loader.stats()
     assert stats.sources["wiki"].share < 0.2
     for source in stats.sources.values():
-        assert source.share == pytest.approx(source.wanted, abs=0.02)
+        assert source.share == pytest.approx(source.planned, abs=0.02)

@@ -105,7 +105,6 @@ def test_an_object_store_is_read_listed_and_written(object_store: ObjectStore, b
     assert ([one.name for one in inside.files], inside.folders) == ([".hidden", "b", "empty"], ["y"])
     assert run(connection.list(path, recursive=False)).folders == ["x", "xx"]
     assert run(connection.list(f"{path}/none")) == Listing([], [])
-    assert [run(connection.is_folder(f"{path}/{name}")) for name in ("x", "x/y", "x/b", "none")] == [1, 1, 0, 0]
     assert run(connection.read_all(f"{path}/x/empty")) == b""
     for _ in range(2):
         run(connection.remove(f"{path}/x/b"))
@@ -182,7 +181,6 @@ def test_a_listing_that_is_cut_short_is_no_listing(proxy: FaultProxy, bucket: st
     proxy.rule = first(2, shorten(after))
     assert [one.name for one in connection.run(connection.list(connection.path(bucket))).files] == ["a"]
     assert connection.traffic.retries == 2
-    assert connection.run(connection.is_folder(connection.path(bucket)))
 
 
 def test_with_faults_in_five_percent_of_the_requests_every_byte_is_right(proxy: FaultProxy, bucket: str) -> None:
@@ -836,7 +834,6 @@ def test_any_filesystem_will_do(files: Callable[[str], str], name: str) -> None:
     connection = Connection.to(url, {}, QUICK)
     run, path = connection.run, connection.path(url)
     assert run(connection.list(path)) == Listing([], [])
-    assert not run(connection.is_folder(path))
     for one in ("a", "x/b", "x/y/c", "empty"):
         run(connection.write(f"{path}/{one}", b"" if one == "empty" else DATA))
     Elsewhere.failures = 3 if name == "elsewhere" else 0
@@ -850,7 +847,6 @@ def test_any_filesystem_will_do(files: Callable[[str], str], name: str) -> None:
     ]
     inside = run(connection.list(path, recursive=False))
     assert ([one.name for one in inside.files], inside.folders) == (["a", "empty"], ["x"])
-    assert [run(connection.is_folder(f"{path}/{one}")) for one in ("x", "a", "z")] == [True, False, False]
     told = run(connection.info(f"{path}/a"))
     assert told == listed.files[0] == inside.files[0]
     run(connection.check(f"{path}/a", told.version or ""))

@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fmsdata.storage.disk_cache
+import fmsdata.storage.file_lock
 from fmsdata import ConfigError
 from fmsdata.storage.disk_cache import HEADER, DiskCache
 
@@ -57,7 +58,7 @@ def no_file_stays_open(tmp_path: Path) -> Iterator[None]:
     yield
     files = [os.path.realpath(fd) for fd in Path("/proc/self/fd").iterdir()]
     assert [file for file in files if str(tmp_path) in file] == []
-    assert not fmsdata.storage.disk_cache._held
+    assert not fmsdata.storage.file_lock._open
 
 
 @pytest.fixture
@@ -700,7 +701,7 @@ def test_a_process_that_is_stopped_with_a_lock_stops_nobody_and_a_killed_one_lea
     cache.put("old", bytes(900))
 
     def hold() -> None:
-        with fmsdata.storage.disk_cache._locked(f"{tmp_path}/{file}", patience=1):
+        with fmsdata.storage.file_lock.locked(f"{tmp_path}/{file}", patience=1):
             os.kill(os.getpid(), signal.SIGSTOP)
 
     holder = FORK.Process(target=hold)
@@ -723,7 +724,7 @@ def test_a_child_that_is_forked_while_a_lock_is_held_does_not_keep_it(tmp_path: 
     pids, tell = os.pipe()
 
     def parent() -> None:
-        with fmsdata.storage.disk_cache._locked(f"{tmp_path}/.fmsdata-ledger", patience=1):
+        with fmsdata.storage.file_lock.locked(f"{tmp_path}/.fmsdata-ledger", patience=1):
             child = os.fork()
             if child == 0:
                 time.sleep(60)
@@ -737,7 +738,7 @@ def test_a_child_that_is_forked_while_a_lock_is_held_does_not_keep_it(tmp_path: 
     try:
         process.kill()
         process.join()
-        wait_for(lambda: fmsdata.storage.disk_cache._is_free(f"{tmp_path}/.fmsdata-ledger"))
+        wait_for(lambda: fmsdata.storage.file_lock.is_free(f"{tmp_path}/.fmsdata-ledger"))
     finally:
         os.kill(child, signal.SIGKILL)
         os.close(pids)

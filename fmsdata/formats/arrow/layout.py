@@ -77,7 +77,8 @@ def read_arrow_layout(
     footer_list = FooterList(scan, size - length + place, len(messages))
     needed = np.array(bounds, np.int64)
     if scan.column.listed:
-        return (yield from _read_lists(scan, footer_list, BatchTable(scan, messages), needed, dense, fetched))
+        batches = BatchTable(scan, messages)
+        return (yield from _read_lists(scan, footer_list, batches, needed, dense=dense, fetched=fetched))
     table = find_bounds(messages, np.arange(len(messages) + 1), needed)
     return Runs(scan, footer_list, len(messages), None if len(messages) else 0, table)
 
@@ -125,7 +126,7 @@ def _read_documents(name: str, size: int, column: str | None, footer: int) -> Re
 
 
 def _read_lists(
-    scan: Scan, footer: FooterList, table: BatchTable, bounds: Ints, dense: bool, fetched: Fetched
+    scan: Scan, footer: FooterList, table: BatchTable, bounds: Ints, *, dense: bool, fetched: Fetched
 ) -> Reading[Layout]:
     """The layout of a file whose rows are documents."""
     batches = footer.count

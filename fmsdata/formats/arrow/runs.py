@@ -61,7 +61,7 @@ class Runs:
             walked = self._scan.walker.walk(view, start - asked.start, asked.start)
             if len(walked.messages) != count or walked.position != len(view):
                 raise Truncated(f"expected {count} record batches from byte {start} on, got {len(walked.messages)}")
-        return read_batches(self._scan, asked.start, view, walked.messages, first - row, stop - row)
+        return read_batches(self._scan, asked.start, view, walked.messages, first=first - row, stop=stop - row)
 
     def tokens(self) -> Reading[int]:
         if self.known_tokens is not None:
@@ -80,7 +80,7 @@ class Runs:
         fetched = yield ranges
         runs = [messages[begin:end] for begin, end in pairwise([*first.tolist(), len(messages)])]
         return concatenate(
-            read_batches(self._scan, asked.start, memoryview(data), moved(run, -asked.start), 0, len(run))
+            read_batches(self._scan, asked.start, memoryview(data), moved(run, -asked.start), first=0, stop=len(run))
             for asked, data, run in zip(ranges, fetched, runs, strict=True)
         )
 
@@ -106,7 +106,7 @@ def find_bounds(messages: Ints, first_row: Ints, bounds: Ints) -> Ints:
     return np.stack(columns, axis=1)
 
 
-def read_batches(scan: Scan, base: int, data: memoryview, messages: Ints, first: int, stop: int) -> Block[Tokens]:
+def read_batches(scan: Scan, base: int, data: memoryview, messages: Ints, *, first: int, stop: int) -> Block[Tokens]:
     """Documents of fetched record batches. `base` is the data's first byte in the file."""
     batches = Batches(scan.column, scan.metadata, InMemory(pa.py_buffer(data)), messages, base)
     with Guarded(scan.column.name):

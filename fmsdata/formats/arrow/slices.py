@@ -254,7 +254,8 @@ class Slices:
         if not part.plain:
             message = part.message(body=True)
             here = np.array([[0, part.batch[METADATA], part.batch[BODY]]])
-            return read_batches(self._scan, message.start, fetched.get(message), here, part.row, part.row + part.count)
+            data, stop = fetched.get(message), part.row + part.count
+            return read_batches(self._scan, message.start, data, here, first=part.row, stop=stop)
         array, dtype = np.zeros(part.count, np.int64), self._column.dtype
         if not part.length.any():
             return Block([np.empty(0, dtype)], array, array, part.length, [None])

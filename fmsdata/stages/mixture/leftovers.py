@@ -1,7 +1,7 @@
 """Leftovers: tokens that were planned into lines which no trainer took, because the mix was edited.
 
-When a run resumes with a different mix, the lines in progress are given up and the tokens in them go
-back to their sources: each source first gives its leftover, and then continues. A leftover is a
+When a run resumes with a different mix, the lines in progress are given up and the tokens in them
+go back to their sources: each source first gives its leftover, and then continues. A leftover is a
 position that the source can return to, and the ranges of tokens from there on that it still has to
 give. It holds no tokens, and nothing that depends on the old mix.
 """
@@ -32,7 +32,7 @@ from fmsdata.core.state import EDITED, State, is_count, shown
 from fmsdata.errors import StateError
 from fmsdata.stages.pack.token_run import TokenRun
 
-Runs: TypeAlias = list[tuple[int, int]]  # ranges of tokens: in order, with gaps between them
+TokenRanges: TypeAlias = list[tuple[int, int]]  # ranges of tokens: in order, with gaps between them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Leftover:
     """The tokens that a source gives before it continues, as offsets from a position in it."""
 
     start: State
-    runs: Runs
+    runs: TokenRanges
     length: int  # tokens from `start` to where the source continues
 
     @staticmethod
@@ -125,7 +125,10 @@ class LeftoverFirst:
         return Chunk(parts.buffers, spans, parts.first)
 
     def _marked(self, chunk: Chunk) -> Chunk:
-        """Count the tokens. If the lane asks for marks, replace provenance by offsets from the start."""
+        """Count the tokens.
+
+        If the lane asks for marks, replace provenance by offsets from the start.
+        """
         before = self._read
         lengths = chunk.lengths()
         self._read += int(lengths.sum())
@@ -143,11 +146,11 @@ class LeftoverFirst:
         return Chunk(buffers, spans, chunk.first)
 
 
-def marked_runs(lines: Chunk) -> dict[str, Runs]:
+def marked_runs(lines: Chunk) -> dict[str, TokenRanges]:
     """The tokens of each source that are in lines, where the lines were read with marks."""
     spans = lines.spans[lines.spans[:, DOCUMENT] >= 0]
     stored = spans[:, LENGTH] - (spans[:, TAIL] > 0)
-    runs: dict[str, Runs] = {}
+    runs: dict[str, TokenRanges] = {}
     for (buffer, begin), length in zip(spans[:, [BUFFER, POSITION]].tolist(), stored.tolist(), strict=True):
         if length:
             runs.setdefault(lines.buffers[buffer].source, []).append((begin, begin + length))

@@ -16,13 +16,13 @@ from fmsdata.stages.mixture.weights import Phase, as_shares, check_weights, chec
 class Mixture(Stage):
     """Several sources, mixed by token weights. Only their names matter, not their order.
 
-    A source with weight 0 is not read, and keeps its position. `phases` follow one another; after the
-    last one, unless it has no end, `weights` hold. Tokens are those of the documents, without BOS and
-    EOS. Each lane enters the next phase when it has taken its part of the tokens. When a run resumes
-    without a source that it was saved with, `find` is called with the name and the description of
-    that source and returns the stage (see `fmsdata.run.edits`).
+    A source with weight 0 is not read, and keeps its position. `phases` follow one another; after
+    the last one, unless it has no end, `weights` hold. Tokens are those of the documents, without
+    BOS and EOS. Each lane enters the next phase when it has taken its part of the tokens. When a
+    run resumes without a source that it was saved with, `find` is called with the name and the
+    description of that source and returns the stage (see `fmsdata.run.edits`).
 
-    >>> mix = Mixture({"web": web, "wiki": wiki}, weights={"web": 0.7, "wiki": 0.3})    # doctest: +SKIP
+    >>> mix = Mixture({"web": web, "wiki": wiki}, weights={"web": 7, "wiki": 3})    # doctest: +SKIP
     """
 
     def __init__(

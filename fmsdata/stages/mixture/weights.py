@@ -16,8 +16,8 @@ from fmsdata.errors import ConfigError
 class Phase:
     """A part of the run with weights of its own.
 
-    It lasts until the run has taken `until_tokens` tokens, or to the end of the run (None). It names
-    every source: one that is not read meanwhile has weight 0.
+    It lasts until the run has taken `until_tokens` tokens, or to the end of the run (None). It
+    names every source: one that is not read meanwhile has weight 0.
 
     >>> phase = Phase(until_tokens=10**12, weights={"web": 0.9, "wiki": 0.1})
     """

@@ -1,9 +1,9 @@
 """Mode `bestfit`: whole documents, placed where they fit best; only longer ones are cut.
 
-Documents are read in windows of some hundred lines' worth of tokens, and each window is packed alone
-(`fit.py`). So the state is where the window starts and how many of its lines were taken. The lines of
-a window come in a keyed random order, and the documents of a line in the order of the stream, so
-nothing is sorted by length.
+Documents are read in windows of some hundred lines' worth of tokens, and each window is packed
+alone (`fit.py`). So the state is where the window starts and how many of its lines were taken. The
+lines of a window come in a keyed random order, and the documents of a line in the order of the
+stream, so nothing is sorted by length.
 """
 
 import json
@@ -22,6 +22,7 @@ from fmsdata.core.state import EDITED, State, number, parse, part, shown
 from fmsdata.errors import StateError
 from fmsdata.stages.pack.fit import best_fit, overfill
 from fmsdata.stages.pack.token_run import TokenRun
+from fmsdata.stages.windows import window_sizes
 
 if TYPE_CHECKING:
     from fmsdata.stages.pack.pack import Pack
@@ -46,19 +47,19 @@ class BestFitMode:
         return iterator.state(len(lines)), lines
 
     def start(self, below: State, before: State) -> State:
-        """The state at the start of a window, after a state of any mode that is at the start of a line."""
+        """The state at the start of a window, where `before` was a state at the start of a line."""
         kept = {name: before.get(name, default) for name, default in (("window", 0), ("extra", ""), ("cropped", 0))}
         return {**kept, "taken": 0, "below": below}
 
 
-class Counts(NamedTuple):
+class LineCounts(NamedTuple):
     """How the tokens in the lines of a lane differ from what was read below, for exact stats."""
 
     extra: Counter[str]  # by source: tokens in lines that were taken, minus tokens read before the window
     cropped: int  # tokens that were thrown away
 
     @classmethod
-    def of(cls, state: State | None) -> "Counts":
+    def of(cls, state: State | None) -> "LineCounts":
         """The counts in a state."""
         text = "" if state is None else state.get("extra")
         extra = {} if text == "" else parse(text, f"'extra' ({shown(text)})")
@@ -70,24 +71,25 @@ class Counts(NamedTuple):
         extra = {name: tokens for name, tokens in sorted(self.extra.items()) if tokens}
         return {"extra": json.dumps(extra, separators=(",", ":")) if extra else "", "cropped": self.cropped}
 
-    def after(self, lines: Chunk) -> "Counts":
+    def after(self, lines: Chunk) -> "LineCounts":
         """The counts after these lines were taken."""
         thrown_away = int((lines.spans[:, BEGINS] >> CROPPED).sum())
         extra = self.extra.copy()
         extra.update(_tokens_by_source(lines))
-        return Counts(extra, self.cropped + thrown_away)
+        return LineCounts(extra, self.cropped + thrown_away)
 
 
 class _BestFitIterator(StageIterator):
-    """The state is the state below at the start of the window, its number, and the lines taken of it."""
+    """The state: that below at the start of the window, its number, and the lines taken of it."""
 
     def __init__(self, pack: "Pack", lane: Lane, state: State | None) -> None:
         self._pack = pack
+        self._sizes = window_sizes(pack.window, pack.first_window)
         self._documents = _Documents(pack, lane, part(state, "below"))
         self._key = key_of(lane.seed, "bestfit", lane.source, lane.index)
         self._number = number(state, "window")
         self._skip = number(state, "taken")  # lines of the window that were taken before
-        self._counts = Counts.of(state)  # after these lines
+        self._counts = LineCounts.of(state)  # after these lines
         self._anchor = self._documents.state()
         self._lines: Chunk | None = None  # of the window, without those that were taken before
         self._read: Counter[str] = Counter()  # tokens of the window, by source, if some are thrown away
@@ -96,7 +98,7 @@ class _BestFitIterator(StageIterator):
         if self._lines is not None:
             self._counts = self._counts_behind(self._lines)
             self._number, self._skip, self._anchor = self._number + 1, 0, self._documents.state()
-        documents, heads = self._documents.take(self._pack.window * self._pack.seq_len)
+        documents, heads = self._documents.take(self._size_of(self._number) * self._pack.seq_len)
         if self._pack.crop:
             self._read = _tokens_by_source(documents)
         lines = pack_window(documents, heads, self._pack, key_of(self._key, self._number))
@@ -113,10 +115,17 @@ class _BestFitIterator(StageIterator):
         counts = self._counts if lines is None or not taken else self._counts.after(lines.slice(0, taken))
         return {"window": self._number, "taken": self._skip + taken, **counts.plain(), "below": self._anchor}
 
-    def _counts_behind(self, lines: Chunk) -> Counts:
+    def next_items(self) -> int:
+        return self._size_of(self._number + 1)
+
+    def _size_of(self, number: int) -> int:
+        """The lines' worth of tokens in a window."""
+        return self._sizes[min(number, len(self._sizes) - 1)]
+
+    def _counts_behind(self, lines: Chunk) -> LineCounts:
         """The counts at the end of the window: without `crop`, its lines are all that was read."""
         if not self._pack.crop:
-            return Counts(Counter(), self._counts.cropped)
+            return LineCounts(Counter(), self._counts.cropped)
         counts = self._counts.after(lines)
         counts.extra.subtract(self._read)
         return counts
@@ -152,7 +161,7 @@ class _Documents:
         return self._below.state(self._taken)
 
     def _places(self, lengths: Ints) -> Ints:
-        """The places that documents need: each piece after the first has one more token, its BOS."""
+        """The places that documents need: each piece after the first has a BOS more."""
         size, most = self._pack.seq_len, self._pack.max_documents
         places: Ints = lengths + np.maximum(lengths - 2, 0) // (size - 1)
         return places if most is None else np.maximum(places, size // most)
@@ -189,7 +198,7 @@ def _cut_long(documents: Chunk, heads: Bools, pack: "Pack") -> tuple[Chunk, Bool
     places = np.repeat(starts[:-1][long] + pack.seq_len - heads[long] - first[:-1] * room, cuts)
     places += np.arange(first[-1]) * room
     # An EOS is not alone behind a BOS: it takes the token before it along, whether it was inserted or stored.
-    places[first[1:] - 1] -= (rest % room == 1) & (room > 1)
+    places[first[1:] - 1] -= rest % room == 1
     edges = np.sort(np.concatenate([starts, places]))
     pieces = TokenRun(documents).cut(edges)
     is_further = np.ones(len(pieces), bool)
@@ -210,7 +219,10 @@ def _longest_last(order: Ints, line: Ints, lengths: Ints) -> Ints:
 
 
 def _cropped(lines: Chunk, size: int) -> Chunk:
-    """The first tokens of each line. The span before the cut says how many stored ones follow it."""
+    """The first tokens of each line.
+
+    The span before the cut says how many stored ones follow it.
+    """
     starts = offsets(lines.lengths())
     edges = np.unique(np.concatenate([starts, starts[:-1] + size]))
     parts = TokenRun(lines).cut(edges)

@@ -2,7 +2,7 @@
 
 `S3Client` and `HttpClient` see the head of a response before its body. They notice at once if the
 response does not match the request, or belongs to another version of the file. Other filesystems
-return bytes and nothing else (see `filesystem.py`).
+return bytes and nothing else (see `generic.py`).
 """
 
 import re
@@ -30,7 +30,7 @@ class Listing(NamedTuple):
     folders: list[str]  # names of the folders in it; empty if the listing is recursive
 
 
-class Fetched(NamedTuple):
+class FileBytes(NamedTuple):
     """Bytes of a file."""
 
     data: bytes
@@ -51,13 +51,11 @@ class Client(Protocol):
     reports_versions: ClassVar[bool]  # reads say which version of the file they are of
     lists_in_pages: ClassVar[bool]  # a long listing takes several requests, each of them short
 
-    async def read(self, path: str, start: int, stop: int | None, version: str | None) -> Fetched: ...
+    async def read(self, path: str, start: int, stop: int | None, version: str | None) -> FileBytes: ...
 
     async def info(self, path: str) -> Entry: ...
 
     async def list(self, folder: str, recursive: bool, page: str | None) -> Page: ...
-
-    async def is_folder(self, path: str) -> bool: ...
 
     async def write(self, path: str, data: bytes) -> None: ...
 

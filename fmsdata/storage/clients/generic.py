@@ -18,7 +18,7 @@ from fsspec.spec import AbstractFileSystem
 
 from fmsdata.errors import ConfigError
 from fmsdata.storage.atomic import write_whole
-from fmsdata.storage.clients.base import Entry, Fetched, Page, version_of
+from fmsdata.storage.clients.base import Entry, FileBytes, Page, version_of
 from fmsdata.storage.retry import BadResponse, Replaced, is_missing
 from fmsdata.storage.settings import Storage
 
@@ -37,7 +37,7 @@ class AsyncClient:
 
     @classmethod
     def options(cls, options: Mapping[str, Any], storage: Storage) -> dict[str, Any]:  # noqa: ARG003
-        """The arguments of the filesystem: the options of the user, and those that the client needs."""
+        """The arguments of the filesystem: the user's options, and those that the client needs."""
         return dict(options)
 
     async def open(self) -> None:
@@ -47,7 +47,7 @@ class AsyncClient:
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return await getattr(self._files, f"_{method}")(*args, **kwargs)
 
-    async def read(self, path: str, start: int, stop: int | None, version: str | None) -> Fetched:  # noqa: ARG002
+    async def read(self, path: str, start: int, stop: int | None, version: str | None) -> FileBytes:  # noqa: ARG002
         if stop is None:
             start, stop = 0, (await self.info(path)).size
         data = bytes(await self.call("cat_file", path, start=start, end=stop)) if stop else b""
@@ -56,7 +56,7 @@ class AsyncClient:
             if size < stop:
                 raise Replaced(f"it has {size} bytes, not {stop} or more")
             raise BadResponse(f"expected {stop - start} bytes, got {len(data)}")
-        return Fetched(data, None)
+        return FileBytes(data, None)
 
     async def info(self, path: str) -> Entry:
         self._files.invalidate_cache(path)
@@ -113,15 +113,6 @@ class AsyncClient:
                 found |= new
                 pending += [name for name, info in new.items() if info["type"] == "directory"]
         return found.values()
-
-    async def is_folder(self, path: str) -> bool:
-        self._files.invalidate_cache(path)
-        try:
-            return bool((await self.call("info", path))["type"] == "directory")
-        except FileNotFoundError as error:
-            if not is_missing(error):
-                raise
-            return False
 
     async def write(self, path: str, data: bytes) -> None:
         try:

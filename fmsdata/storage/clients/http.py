@@ -6,7 +6,7 @@ It asks fsspec for the session and sends the requests itself, to see the headers
 from typing import ClassVar
 
 from fmsdata.errors import ConfigError
-from fmsdata.storage.clients.base import Fetched, body_range, check_version, range_header, read_body, version_of
+from fmsdata.storage.clients.base import FileBytes, body_range, check_version, range_header, read_body, version_of
 from fmsdata.storage.clients.generic import AsyncClient
 
 
@@ -15,7 +15,7 @@ class HttpClient(AsyncClient):
 
     reports_versions: ClassVar[bool] = True
 
-    async def read(self, path: str, start: int, stop: int | None, version: str | None) -> Fetched:
+    async def read(self, path: str, start: int, stop: int | None, version: str | None) -> FileBytes:
         session = await self._files.set_session()
         settings = dict(self._files.kwargs)
         request_headers = {**settings.pop("headers", {}), "Accept-Encoding": "identity"}
@@ -31,7 +31,4 @@ class HttpClient(AsyncClient):
             skip, size = body_range(
                 response.status, headers.get("Content-Range"), headers.get("Content-Length"), start, stop
             )
-            return Fetched(await read_body(response.content.read, skip, size), found)
-
-    async def is_folder(self, path: str) -> bool:
-        return bool(await self.call("ls", path, detail=True))
+            return FileBytes(await read_body(response.content.read, skip, size), found)

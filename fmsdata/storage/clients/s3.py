@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, ClassVar
 
+from fmsdata.core.checks import flag
 from fmsdata.errors import ConfigError
 from fmsdata.storage.clients import s3_internals
 from fmsdata.storage.clients.base import (
     Entry,
-    Fetched,
+    FileBytes,
     Page,
     body_range,
     check_version,
@@ -64,18 +65,18 @@ class S3Client(AsyncClient):
         with suppress(ValueError):  # nobody needs the times, and parsing them takes a tenth of a request
             self._files.session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=str)
 
-    async def read(self, path: str, start: int, stop: int | None, version: str | None) -> Fetched:
+    async def read(self, path: str, start: int, stop: int | None, version: str | None) -> FileBytes:
         try:  # also a whole object is requested as a range: the response then says how large it is
             status, headers, body = await self._get(path, range_header(start, stop))
         except Exception as error:
             if stop is None and _status(error) == 416 and not (await self.info(path)).size:
-                return Fetched(b"", None)
+                return FileBytes(b"", None)
             raise
         try:
             found = plain_tag(headers.get("etag"))
             check_version(version, found)
             skip, size = body_range(status, headers.get("content-range"), headers.get("content-length"), start, stop)
-            return Fetched(await read_body(body.read, skip, size), found)
+            return FileBytes(await read_body(body.read, skip, size), found)
         finally:
             body.close()
 
@@ -134,7 +135,9 @@ class S3Client(AsyncClient):
         bucket, prefix = self._prefix(folder)
         token = {} if page is None else {"ContinuationToken": page}
         delimiter = "" if recursive else "/"
-        listing = await self._list_page(Bucket=bucket, Prefix=prefix, Delimiter=delimiter, **token)
+        listing = await self._call("list_objects_v2", Bucket=bucket, Prefix=prefix, Delimiter=delimiter, **token)
+        if "IsTruncated" not in listing:  # botocore takes an empty body for an empty listing
+            raise BadResponse("expected a listing, got an empty response")
         files = [
             Entry(item["Key"].removeprefix(prefix), item["Size"], plain_tag(item.get("ETag")))
             for item in listing.get("Contents", ())
@@ -142,17 +145,6 @@ class S3Client(AsyncClient):
         ]
         folders = [item["Prefix"].removeprefix(prefix).rstrip("/") for item in listing.get("CommonPrefixes", ())]
         return Page(files, folders, listing["NextContinuationToken"] if listing.get("IsTruncated") else None)
-
-    async def is_folder(self, path: str) -> bool:
-        bucket, prefix = self._prefix(path)
-        listing = await self._list_page(Bucket=bucket, Prefix=prefix, MaxKeys=1)
-        return not prefix or bool(listing.get("Contents"))
-
-    async def _list_page(self, **arguments: Any) -> Any:
-        listing = await self._call("list_objects_v2", **arguments)
-        if "IsTruncated" not in listing:  # botocore takes an empty body for an empty listing
-            raise BadResponse("expected a listing, got an empty response")
-        return listing
 
     async def write(self, path: str, data: bytes) -> None:
         await self._call("put_object", **self._place(path), Body=data)
@@ -204,8 +196,7 @@ def s3_options(options: Mapping[str, Any], storage: Storage) -> dict[str, Any]:
         if not isinstance(options.get(name, ""), str | None):
             raise ConfigError(f"storage_options.{name} is not text; put quotes around it")
     for name in SWITCHES:
-        if not isinstance(options.get(name, False), bool):
-            raise ConfigError(f"storage_options.{name} is {options[name]!r}; it must be true or false")
+        flag(f"storage_options.{name}", options.get(name, False))
     for name, example in (("client_kwargs", "endpoint_url: https://host"), ("config_kwargs", "region_name: eu-1")):
         if not isinstance(options.get(name) or {}, Mapping):
             raise ConfigError(f"storage_options.{name} must be keys and values, such as {{{example}}}")

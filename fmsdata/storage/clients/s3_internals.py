@@ -8,8 +8,8 @@ to do this. These are used:
 - `client._endpoint.http_session`, an `aiobotocore.httpsession.AIOHTTPSession`;
 - its `send`, with a `botocore.awsrequest.AWSPreparedRequest`;
 - `status_code`, `headers` and `raw` of the response;
-- `aiobotocore.response.AioStreamingBody` (`StreamingBody` before aiobotocore 3), to read the body as
-  botocore does.
+- `aiobotocore.response.AioStreamingBody` (`StreamingBody` before aiobotocore 3), to read the body
+  as botocore does.
 
 If a version of the libraries lacks one of them, `prepare` returns None, and `S3Client` makes plain
 signed requests through the public interface: the same bytes, more slowly.
@@ -31,7 +31,7 @@ Send = Callable[[], Awaitable[RawResponse]]
 
 
 def prepare(client: Any, url: str, headers: Mapping[str, str]) -> Send | None:
-    """A call that sends a GET request through an S3 client's session; None if that can't be done."""
+    """A call that sends a GET request through an S3 client's session; None if impossible."""
     try:
         from aiobotocore import response as bodies
         from aiobotocore.httpsession import AIOHTTPSession
