@@ -15,6 +15,7 @@ from fmsdata.config.sections import Config, DocumentsConfig, PhaseConfig, Source
 from fmsdata.core.checks import suggestion
 from fmsdata.core.stage import Stage
 from fmsdata.corpus.listing import VALIDATION, all_shards, arrow_first, find_shards, held_out, is_leftover
+from fmsdata.corpus.selection import has_patterns
 from fmsdata.errors import ConfigError, DataError
 from fmsdata.formats import SUFFIXES, format_of
 from fmsdata.loader.loader import StatefulDataLoader
@@ -70,6 +71,7 @@ def make_loader(
         **dict(config.loader),
         task=make_task(config),
         checkpoint=make_checkpoints(config, read_only=read_only),
+        evaluation=evaluation_of(config),
         rank=rank,
         world_size=world_size,
         **ranks,
@@ -89,7 +91,13 @@ def build_data(config: Config) -> Rescalable:
         crop=pack.crop,
         max_documents=pack.max_documents,
     )
-    return Rescalable(Shuffle(lines, **dict(config.shuffle)), lanes=config.lanes, seed=config.seed)
+    epochs = config.epochs or (1 if config.evaluation else None)
+    return Rescalable(Shuffle(lines, **dict(config.shuffle)), lanes=config.lanes, seed=config.seed, epochs=epochs)
+
+
+def evaluation_of(config: Config) -> bool | dict[str, int | None]:
+    """The `evaluation` of a configuration, as a loader takes it."""
+    return config.evaluation if isinstance(config.evaluation, bool) else dict(config.evaluation)
 
 
 def make_task(config: Config) -> Task:
@@ -192,6 +200,11 @@ def _source_paths(root: Location, sources: Mapping[str, SourceConfig] | None) ->
         raise DataError(f"{root}: {root.why_no_folder()}; check `path`")
     if sources is None:
         return _folders_with_shards(root)
+    for name, source in sources.items():
+        if source.path is not None and has_patterns([source.path]) and not (root / source.path).exists():
+            raise ConfigError(
+                f"sources.{name}.path: {source.path!r} is a pattern; name the folder, and use `files` for it"
+            )
     root = root.listed(*(source.path or name for name, source in sources.items()))
     paths = {name: root / (source.path or name) for name, source in sources.items()}
     for name, path in paths.items():
