@@ -1,9 +1,11 @@
 """Tokenize: text becomes tokens while it is read, with the same laws as shards of tokens."""
 
 import gzip
+import itertools
 import json
 import os
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fmsdata
 from fmsdata import testing
@@ -558,18 +562,17 @@ def test_workers_share_the_cores_and_the_trainer_keeps_its_environment(
 def test_a_killed_worker_is_an_error_and_the_state_resumes(tmp_path: Path) -> None:
     write_corpus(tmp_path)
     data = pipeline(sources(tmp_path, "bytes"))
-    expected = [batch["provenance"] for batch in islice(maker(data)(0, 1), 60)]
     others = {process.pid for process in worker_processes()}
     loader = maker(data, num_workers=2)(0, 1)
     seen = [next(loader)["provenance"] for _ in range(20)]
     workers = {process.pid for process in worker_processes()} - others
     os.kill(max(workers), signal.SIGKILL)
     with pytest.raises(fmsdata.WorkerError, match="SIGKILL"):
-        seen.extend(next(loader)["provenance"] for _ in range(40))
+        seen.extend(batch["provenance"] for batch in loader)  # what was on its way still comes
     resumed = maker(data, num_workers=1)(0, 1)
     resumed.load_state_dict(loader.state_dict())
-    seen += [next(resumed)["provenance"] for _ in range(60 - len(seen))]
-    assert seen == expected
+    seen += [next(resumed)["provenance"] for _ in range(20)]
+    assert seen == [batch["provenance"] for batch in islice(maker(data)(0, 1), len(seen))]
 
 
 def test_an_error_of_the_tokenizer_reaches_the_trainer_from_a_worker(tmp_path: Path) -> None:
@@ -588,3 +591,39 @@ def test_two_loaders_of_one_process_do_not_disturb_one_another(tmp_path: Path) -
     both = [maker(data, prefetch=2)(0, 1), maker(data, num_workers=1)(0, 1)]
     for batches in zip(*(islice(loader, 60) for loader in both), [None] * 60, strict=True):
         assert batches[0]["input_ids"].tolist() == batches[1]["input_ids"].tolist() == alone.pop(0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    texts=st.lists(st.text("ab é", max_size=40), min_size=1, max_size=25).filter(any),
+    work=st.lists(st.integers(0, 120), min_size=1, max_size=12),
+    window=st.integers(1, 400),
+    stop=st.integers(0, 40),
+)
+def test_working_ahead_changes_neither_documents_nor_states(
+    texts: list[str], work: list[int], window: int, stop: int
+) -> None:
+    """Whatever was encoded ahead, and in whatever pieces, a restored iterator continues with the next document."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_source(Path(folder) / "web", texts, shards=1)
+        stage = fmsdata.Tokenize(fmsdata.ShardReader(Path(folder) / "web"), "bytes")
+
+        def documents(state: State | None, ahead: bool) -> list[tuple[tuple[Any, ...], State]]:
+            lane = Lane(window_tokens=window if ahead else 0)
+            iterator = stage.open(lane, state)
+            found: list[tuple[tuple[Any, ...], State]] = []
+            for tokens in itertools.cycle(work):
+                if ahead:
+                    lane.ahead.advance(tokens)
+                for i, item in enumerate(iterator.read()):
+                    key = (item.document, item.epochs, item.tokens.tolist())
+                    found.append((key, iterator.state(i + 1)))
+                if len(found) > 60:
+                    return found[:60]
+            raise AssertionError
+
+        plain, ahead = documents(None, False), documents(None, True)
+        assert plain == ahead
+        assert [name for name, _ in documents(plain[stop][1], True)][:19] == [name for name, _ in plain[stop + 1 :]][
+            :19
+        ]
