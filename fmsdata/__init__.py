@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from fmsdata.stages.pack import Pack as Pack
     from fmsdata.stages.shard_reader import ShardReader as ShardReader
     from fmsdata.stages.shuffle import Shuffle as Shuffle
+    from fmsdata.stages.tokenize import Tokenize as Tokenize
     from fmsdata.storage.settings import CacheSettings as CacheSettings
     from fmsdata.storage.settings import Storage as Storage
     from fmsdata.tasks import CausalLM as CausalLM
@@ -83,6 +84,7 @@ _HOMES = {  # where public names come from
     "stages.pack": "Pack",
     "stages.shard_reader": "ShardReader",
     "stages.shuffle": "Shuffle",
+    "stages.tokenize": "Tokenize",
     "storage.settings": "CacheSettings Storage",
     "tasks": "CausalLM Collate FillInTheMiddle MaskedLM OwnTask task_from",
 }

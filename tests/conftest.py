@@ -11,6 +11,15 @@ from tests.servers.fault_proxy import FaultProxy
 from tests.servers.object_store import ObjectStore, Server, SwiftStore
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What is kept of text files goes to a folder of the tests, also from the processes that they start."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """Two sources of different size and layout, some documents of them empty."""

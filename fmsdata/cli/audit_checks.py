@@ -121,9 +121,14 @@ class Audit:
 
     def _exactly_once(self, report: Report, bar: Progress) -> None:
         documents = self.config.documents
-        folders = {name: reader.path for name, reader in _readers(self.data.lines).items()}
+        readers = _readers(self.data.lines)
         stored = testing.StoredDocuments(
-            folders, strip=documents.strip, min_length=documents.min_length, column=documents.column
+            {name: reader.path for name, reader in readers.items()},
+            strip=documents.strip,
+            min_length=documents.min_length,
+            column=documents.column,
+            tokenizer=documents.tokenizer or "bytes",
+            files={name: reader.files for name, reader in readers.items()},
         )
         account = testing.Account(stored, epochs=int(self.epoch))
         try:

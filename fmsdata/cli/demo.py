@@ -36,7 +36,7 @@ def demo(
 def write_corpus(root: Path) -> None:
     """Write the source code of the standard library as one source and its docstrings as another.
 
-    Tokens are bytes: byte `b` is token `b + 1`.
+    Tokens are the bytes of UTF-8.
     """
     library = Path(sysconfig.get_paths()["stdlib"])
     paths = [path for path in sorted(library.rglob("*.py")) if not {"site-packages", "test", "tests"} & set(path.parts)]
@@ -44,7 +44,7 @@ def write_corpus(root: Path) -> None:
     sources = {"code": texts, "docstrings": [docstring for text in texts for docstring in _docstrings(text)]}
     layouts: dict[str, Layout] = {"code": "list", "docstrings": "batch"}
     for name, layout in layouts.items():
-        documents = [np.frombuffer(text.encode(), np.uint8).astype(np.uint16) + 1 for text in sources[name]]
+        documents = [np.frombuffer(text.encode(), np.uint8).astype(np.uint16) for text in sources[name]]
         for shard in range(SHARDS):
             write_shard(root / name / f"part-{shard}.arrow", documents[shard::SHARDS], dtype=np.uint16, layout=layout)
     write_index(root)

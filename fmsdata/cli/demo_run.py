@@ -22,12 +22,12 @@ from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.run.rescalable import Rescalable
 
 STEPS = 40  # at each world size
-EOS = 0
+EOS = 256  # the tokens are bytes
 MARK = ".fmsdata-demo"  # a file that marks a folder as the demo's own
 CONFIG: dict[str, Any] = {
     "seed": 42,
     "sources": {"code": {"weight": 3}, "docstrings": {"weight": 1}},
-    "documents": {"eos": EOS},
+    "documents": {"eos": EOS, "tokenizer": "bytes"},
     "pack": {"seq_len": 512},
     "shuffle": {"window": 64},
     "lanes": 24,
@@ -75,7 +75,7 @@ def _show_sample(make: testing.MakeLoader, console: Console) -> None:
     batch = next(iter(make(0, 1)))
     span = batch["provenance"][0][0]
     ids = batch["input_ids"][0].tolist()
-    text = Text(bytes(token - 1 for token in ids[:160] if token != EOS).decode(errors="replace") + " ...")
+    text = Text(bytes(token for token in ids[:160] if token != EOS).decode(errors="replace") + " ...")
     title = f"sample 0 starts with {span.source}/{span.shard}, document {span.document}, token {span.start}"
     if console.is_terminal:
         console.print(Panel(text, title=title, title_align="left"))

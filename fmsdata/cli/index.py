@@ -10,7 +10,10 @@ from fmsdata.core.wording import counted
 
 def index(
     folder: Annotated[str, typer.Argument(help="The folder that holds the sources, or its URL.", show_default=False)],
-    column: Annotated[str | None, typer.Option(help="The column that holds the tokens.")] = None,
+    column: Annotated[str | None, typer.Option(help="The column that holds the tokens or the text.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Count the tokens of text files with it: a tokenizer.json, tiktoken:NAME, bytes.")
+    ] = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace counts of other programs that are wrong or incomplete.")
     ] = False,
@@ -18,17 +21,32 @@ def index(
 ) -> None:
     """Count documents and tokens of every shard below a folder, and write FOLDER/meta/counts.csv.
 
+    Text files (Parquet, JSON lines, text) get an index of their own,
+    FOLDER/meta/fmsdata-text-index.ipc, which says how many documents they hold, and where a file can
+    be entered. Only new and changed files are read. With --tokenizer, the tokens of their documents
+    are counted too, for natural weights.
+
     Counts of other programs in that folder are compared and left as they are, unless you give
     --replace.
 
     Example: fmsdata index s3://bucket/corpus -o anon=true
     """
     from fmsdata.corpus.index import index_corpus
+    from fmsdata.corpus.tokenizer import open_tokenizer
     from fmsdata.storage.location import Location
 
     location = Location(folder, parse_storage_options(storage_options))
-    done = index_corpus(location, column, replace=replace)
+    opened = None if tokenizer is None else open_tokenizer(tokenizer)
+    done = index_corpus(location, column, replace=replace, tokenizer=opened)
     for note in done.notes:
         print(note)
-    holds = f"{counted(done.rows, 'shard')}, {counted(done.documents, 'document')}, {counted(done.tokens, 'token')}"
-    print(f"wrote {done.file}: {holds}" if done.written else f"{done.file} is up to date: {holds}", flush=True)
+    if done.rows or done.text is None:
+        holds = f"{counted(done.rows, 'shard')}, {counted(done.documents, 'document')}, {counted(done.tokens, 'token')}"
+        print(f"wrote {done.file}: {holds}" if done.written else f"{done.file} is up to date: {holds}", flush=True)
+    if text := done.text:
+        entries = text.entries.values()
+        files, documents = len(entries), sum(entry.documents for entry in entries)
+        holds = f"{counted(files, 'text file')}, {counted(documents, 'document')}"
+        holds += f", {counted(sum(entry.nbytes for entry in entries), 'byte')}"
+        holds += "" if text.tokens is None else f", {counted(text.tokens, 'token')}"
+        print(f"wrote {text.file}: {holds}" if text.written else f"{text.file} is up to date: {holds}", flush=True)

@@ -19,6 +19,7 @@ from fmsdata.stages.mixture import Mixture, stages_down_to_mixture
 from fmsdata.stages.pack import MODES
 from fmsdata.stages.shard_reader import CHUNK_DOCUMENTS, CHUNK_TOKENS, ShardReader
 from fmsdata.stages.shuffle import Shuffle
+from fmsdata.stages.tokenize import Tokenize, reader_of
 
 LARGEST_DRIFT = 0.05  # of an epoch, above which a source is warned about
 LARGE_WINDOWS = 4 << 30  # bytes of the windows of a worker
@@ -32,8 +33,8 @@ KEPT, BUILT = 1.3, 2.0  # memory of a window: in each lane, and in addition whil
 def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: int) -> dict[str, Any]:
     """What a run will do up to this many tokens. None: as many as the corpus has."""
     mixture = mixture_of(data)
-    readers: dict[str, Any] = dict(mixture.sources)
-    tokens = tokens or sum(reader.size().tokens for reader in readers.values())
+    readers: dict[str, Any] = {name: reader_of(source) for name, source in mixture.sources.items()}
+    tokens = tokens or sum(source.size().tokens for source in mixture.sources.values())
     taken = expected_tokens(mixture, tokens)
     lanes_per_rank = len(data.lanes_of(0, world_size))
     sources = {
@@ -49,6 +50,7 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
     is_remote = any(reader.path.local is None for reader in readers.values())
     prefetched = config.storage.prefetch_bytes if is_remote else 0
     windows = _windows(sources, line, window, lanes_per_worker)
+    tokenized = _tokenized(mixture, sources, data.lines.window_tokens(), lanes_per_worker)
     report = {
         "seed": data.seed,
         "lanes": data.lanes,
@@ -75,8 +77,9 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
                 (source["proposed_lanes"] for source in sources.values() if source["proposed_lanes"]), default=None
             ),
         },
-        "windows_per_worker_bytes": windows,
-        "memory_per_worker_bytes": windows + _memory(config, sources, line, lanes_per_worker) + prefetched,
+        "windows_per_worker_bytes": windows + tokenized,
+        "tokenized_per_worker_bytes": tokenized,
+        "memory_per_worker_bytes": windows + tokenized + _memory(config, sources, line, lanes_per_worker) + prefetched,
         "remote_shards_per_worker_bytes": prefetched,
         "remote_shards_in_windows_bytes": _remote_in_windows(readers, sources, line * window * lanes_per_worker),
     }
@@ -95,12 +98,14 @@ def mixture_of(data: Rescalable) -> Mixture:
 
 
 def _source(reader: ShardReader, mixture: Mixture, lanes: int, taken: float, tokens: int) -> dict[str, Any]:
-    size = reader.size()
-    blocks = cut_blocks(reader.counts, lanes, reader.block_tokens).blocks
+    source = mixture.sources[reader.name]
+    size = source.size()
+    blocks = cut_blocks(reader.counts, lanes, reader.block_size).blocks
     return {
         "shards": len(reader.counts.shards),
         "documents": size.documents,
         "tokens": size.tokens,
+        "tokens_are_estimated": isinstance(source, Tokenize) and not source.is_counted,
         "share": mixture.phase_at(0).weights[reader.name],
         "share_of_all": taken / tokens,
         "tokens_read": round(taken),
@@ -114,11 +119,11 @@ def _source(reader: ShardReader, mixture: Mixture, lanes: int, taken: float, tok
 
 def _drift(reader: ShardReader, lanes: int, world_size: int) -> dict[str, Any]:
     """The drift of a source, and the number of lanes that would keep it within the bound."""
-    far = drift(reader.counts, lanes, reader.block_tokens)
+    far = drift(reader.counts, lanes, reader.block_size)
     proposed = None
     if far > LARGEST_DRIFT:
         proposed = lanes_within(
-            reader.counts, reader.block_tokens, bound=LARGEST_DRIFT, below=lanes, world_size=world_size
+            reader.counts, reader.block_size, bound=LARGEST_DRIFT, below=lanes, world_size=world_size
         )
     return {"drift": far, "proposed_lanes": proposed}
 
@@ -145,6 +150,15 @@ def _windows(sources: Mapping[str, Any], line: int, window: int, lanes: int) -> 
     return int(window * spans * SPAN_BYTES * (KEPT * lanes + BUILT))
 
 
+def _tokenized(mixture: Mixture, sources: Mapping[str, Any], window: int, lanes: int) -> int:
+    """The bytes of tokens that some lanes hold of text: of their windows, and as many for the next ones."""
+    return sum(
+        round(2 * window * sources[name]["share_of_all"] * lanes * source.token_bytes)
+        for name, source in mixture.sources.items()
+        if isinstance(source, Tokenize)
+    )
+
+
 def _memory(config: Config, sources: Mapping[str, Any], line: int, lanes: int) -> int:
     """Roughly the bytes that a worker needs besides windows and mapped shards."""
     documents = sum(
@@ -169,7 +183,7 @@ def _remote_in_windows(readers: Mapping[str, ShardReader], sources: Mapping[str,
 def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
     lanes, tokens, sources = report["lanes"], report["tokens"], report["sources"]
     in_windows = lanes * report["lines"]["window"] * report["lines"]["tokens"]
-    readers = {name: stage for name, stage in mixture.sources.items() if isinstance(stage, ShardReader)}
+    readers = {name: reader for name, stage in mixture.sources.items() if (reader := reader_of(stage))}
     remote = {name for name, reader in readers.items() if reader.path.local is None}
 
     def those(condition: Callable[[str, Any], bool], describe: Callable[[Any], str]) -> str:
@@ -186,6 +200,10 @@ def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
 
     if found := those(is_unread, lambda _: "weight 0"):
         yield f"not read at all: {found}"
+    if found := those(lambda _, source: source["tokens_are_estimated"], lambda source: f"{short(source['tokens'])}"):
+        yield (
+            f"text, whose tokens are an estimate of a quarter of its bytes: {found}; the numbers of epochs are as rough"
+        )
     if found := those(lambda _, source: source["epochs"] > MANY_EPOCHS, epochs):
         yield f"read many times in {short(tokens)} tokens: {found}; lower their weights, or set max_epochs"
     if found := those(
@@ -264,6 +282,11 @@ def _doubled_sources(readers: Mapping[str, ShardReader]) -> Iterator[str]:
     """Sources whose folders are copies of one another, or inside one another."""
     for first, second in combinations(readers, 2):
         a, b = readers[first], readers[second]
+        if a.files is not None or b.files is not None:
+            shared = sorted(_files(a) & _files(b))
+            if shared:
+                yield f"sources {first!r} and {second!r} both read {len(shared):,} files, such as {shared[0]}"
+            continue
         if a.path.url == b.path.url:
             continue
         if a.counts.digest == b.counts.digest and counts_tell_apart(a.counts):
@@ -274,3 +297,8 @@ def _doubled_sources(readers: Mapping[str, ShardReader]) -> Iterator[str]:
                     f"{inner.path} is a folder inside another source, {outer.path}: "
                     "both read its documents; name the folders beside it instead"
                 )
+
+
+def _files(reader: ShardReader) -> set[str]:
+    folder = reader.path.absolute()
+    return {f"{folder}/{shard}" for shard in reader.counts.shards}

@@ -74,7 +74,11 @@ def _sources(report: Mapping[str, Any]) -> Table:
         epochs = f"{source['epochs']:.2f}" if source["epochs"] < 1000 else short(source["epochs"])
         table.add_row(
             name,
-            *(short(source[key]) for key in ("documents", "tokens", "mean_document")),
+            short(source["documents"]),
+            *(
+                ("~" if source["tokens_are_estimated"] else "") + short(source[key])
+                for key in ("tokens", "mean_document")
+            ),
             f"{source['share']:.2%}",
             *([f"{source['share_of_all']:.2%}"] if changing else []),
             short(source["tokens_read"]),
@@ -121,11 +125,12 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"when an epoch's worth of {name!r} was read, {source['drift']:.1%} of it is already of the next epoch"
         + ("; less of the other sources" if len(report["sources"]) > 1 else ""),
     )
-    prefetched = report["remote_shards_per_worker_bytes"]
+    prefetched, tokenized = report["remote_shards_per_worker_bytes"], report["tokenized_per_worker_bytes"]
     yield (
         "memory",
         f"up to about {_megabytes(report['memory_per_worker_bytes'])} per worker, "
-        f"{_megabytes(report['windows_per_worker_bytes'])} of it for shuffle windows, "
+        f"{_megabytes(report['windows_per_worker_bytes'])} of it for shuffle windows"
+        + (f" with the tokens of text ({_megabytes(tokenized)}), " if tokenized else ", ")
         + (f"{_megabytes(prefetched)} for remote shards" if prefetched else "plus memory-mapped shards"),
     )
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from itertools import groupby, islice
-from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -18,7 +17,6 @@ from fmsdata.cli.common import (
     print_json,
     without_checkpoint,
 )
-from fmsdata.errors import ConfigError
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 IN_THIS_PROCESS: dict[str, Any] = {
@@ -39,8 +37,11 @@ def preview(
     rank: Rank = 0,
     world_size: WorldSize = 1,
     tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="Decode with this tokenizer.json, or the one in this folder.", show_default="show ids"),
+        str | None,
+        typer.Option(
+            help="Decode with this tokenizer.json, the one in this folder, 'tiktoken:NAME', or 'bytes'.",
+            show_default="documents.tokenizer, else show ids",
+        ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Show all tokens of long documents.")] = False,
     as_json: AsJson = False,
@@ -53,13 +54,14 @@ def preview(
 
     Example: fmsdata preview run.yaml --rows 2 --tokenizer tokenizer.json pack.seq_len=128
     """
-    decode = show_ids if tokenizer is None else _decoder(tokenizer)
     from fmsdata.cli.preview_rows import WithLines, as_json_data, inspect_batch
     from fmsdata.config.build import build_data, make_task
     from fmsdata.config.read import read_config
     from fmsdata.loader.loader import StatefulDataLoader
 
     parsed = read_config(config, {**without_checkpoint(parse_overrides(overrides)), **IN_THIS_PROCESS})
+    spec = tokenizer or parsed.documents.tokenizer
+    decode = None if spec is None else _decoder(spec)
     loader = StatefulDataLoader(
         build_data(parsed),
         batch_size=parsed.loader.batch_size,
@@ -70,12 +72,12 @@ def preview(
     )
     shown = [inspect_batch(step, fields, loader, rows) for step, fields in enumerate(islice(loader, batches))]
     if as_json:
-        plain = [as_json_data(batch, None if tokenizer is None else decode) for batch in shown]
+        plain = [as_json_data(batch, decode) for batch in shown]
         print_json({"rank": rank, "world_size": world_size, "batches": plain}, indent=None)
         return
     from fmsdata.cli.preview_report import print_batches
 
-    print_batches(shown, decode, full, console())
+    print_batches(shown, decode or show_ids, full, console())
 
 
 def show_ids(tokens: Sequence[int]) -> str:
@@ -83,28 +85,17 @@ def show_ids(tokens: Sequence[int]) -> str:
     return " ".join(map(str, tokens))
 
 
-def _decoder(path: Path) -> Decode:
-    """Decode with a tokenizer.json. Control characters are escaped, to protect the terminal."""
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise ConfigError(
-            "--tokenizer needs the library `tokenizers`: pip install 'fmsdata[tokenizers]'; without --tokenizer, ids "
-            "are shown"
-        ) from None
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise ConfigError(f"{file}: no such file; --tokenizer takes a tokenizer.json, or a folder that holds one")
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing more specific
-        raise ConfigError(f"{file} is not a tokenizer that the library `tokenizers` can read: {error}") from None
+def _decoder(spec: str) -> Decode:
+    """Decode with a tokenizer. Control characters are escaped, to protect the terminal."""
+    from fmsdata.corpus.tokenizer import open_tokenizer
+
+    tokenizer = open_tokenizer(spec)
 
     def decode(tokens: Sequence[int]) -> str:
         text = ""
-        for known, group in groupby(tokens, key=lambda token: tokenizer.id_to_token(token) is not None):
+        for known, group in groupby(tokens, key=lambda token: token < (tokenizer.vocabulary or token + 1)):
             ids = list(group)
-            text += tokenizer.decode(ids, skip_special_tokens=False) if known else f"⟨{show_ids(ids)}⟩"
+            text += tokenizer.decode(ids) if known else f"⟨{show_ids(ids)}⟩"
         return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
     return decode

@@ -41,7 +41,8 @@ def _print_row(row: ShownRow, decode: Decode, full: bool, out: Console) -> None:
         line, origin = lines[-1], piece.origin
         if origin is None:
             times = f" x {len(piece.tokens)}" if len(piece.tokens) > 1 else ""
-            line.append(f" ⟨{decode(piece.tokens[:1])}{times}⟩", "dim")
+            token = decode(piece.tokens[:1]).removeprefix("⟨").removesuffix("⟩")  # an id without text has them already
+            line.append(f" ⟨{token}{times}⟩", "dim")
         else:
             colour, document = colours[origin[:3]], f"{origin.source}/{origin.shard}#{origin.document}"
             line.append(f" {document}[{origin.start}:{origin.stop}]", f"bold {colour}")

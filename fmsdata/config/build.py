@@ -1,8 +1,9 @@
 """Build the stages and the loader that a configuration describes."""
 
+import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,20 +13,26 @@ from torch.distributed.device_mesh import DeviceMesh
 from fmsdata.config.read import read_config
 from fmsdata.config.sections import Config, DocumentsConfig, PhaseConfig, SourceConfig
 from fmsdata.core.checks import suggestion
-from fmsdata.corpus.listing import find_shards, is_leftover
-from fmsdata.errors import DataError
-from fmsdata.formats import SUFFIXES
+from fmsdata.core.stage import Stage
+from fmsdata.corpus.listing import VALIDATION, all_shards, arrow_first, find_shards, held_out, is_leftover
+from fmsdata.corpus.selection import has_patterns
+from fmsdata.errors import ConfigError, DataError
+from fmsdata.formats import SUFFIXES, format_of
 from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.run.checkpoints import Checkpoints
+from fmsdata.run.differences import lowest
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.stages.delimit import Delimit
 from fmsdata.stages.mixture import Mixture, Phase
 from fmsdata.stages.pack import Pack
 from fmsdata.stages.shard_reader import ShardReader
 from fmsdata.stages.shuffle import Shuffle
+from fmsdata.stages.tokenize import Tokenize
 from fmsdata.storage.location import Location, same_kind
 from fmsdata.tasks.base import Task
 from fmsdata.tasks.registry import task_from
+
+log = logging.getLogger("fmsdata")
 
 
 def build_loader(
@@ -110,20 +117,20 @@ def _mixture(config: Config) -> Mixture:
     root = Location(config.path, config.storage_options, config.storage)
     sources = config.sources or {}
     readers = {
-        name: _reader(path, name, root, config.documents, sources[name].max_epochs if name in sources else None)
+        name: _reader(path, name, root, config.documents, sources.get(name))
         for name, path in _source_paths(root, config.sources).items()
     }
 
     def own_weights(temperature: float | None) -> dict[str, float]:
         numbers = {name: source.weight for name, source in sources.items() if source.weight != "natural"}
-        return {**_natural_weights(readers, temperature), **numbers}
+        return {**_natural_weights(readers, temperature, readers.keys() - numbers.keys()), **numbers}
 
     def phase(section: PhaseConfig) -> Phase:
         weights, temperature = section.weights, section.temperature or config.temperature
         if weights is None:
             weights = own_weights(temperature)
         elif weights == "natural":
-            weights = _natural_weights(readers, temperature)
+            weights = _natural_weights(readers, temperature, readers.keys())
         return Phase(until_tokens=section.until_tokens, weights=weights)
 
     return Mixture(
@@ -135,28 +142,45 @@ def _mixture(config: Config) -> Mixture:
 
 
 def _reader(
-    path: Location, name: str, root: Location, documents: DocumentsConfig, max_epochs: float | None = None
-) -> ShardReader:
-    return ShardReader(
-        path,
-        name=name,
-        column=documents.column,
-        strip=documents.strip,
-        min_length=documents.min_length,
-        max_epochs=max_epochs,
-        folder=path.inside(root),
+    path: Location, name: str, root: Location, documents: DocumentsConfig, source: SourceConfig | None = None
+) -> Stage:
+    source = source or SourceConfig()
+    folder = path.inside(root)
+    reader = ShardReader(
+        path, name=name, files=source.files, column=documents.column, max_epochs=source.max_epochs, folder=folder
     )
+    if not reader.holds_text():
+        return reader.without_short(documents.strip, documents.min_length)
+    if documents.tokenizer is None:
+        raise ConfigError(
+            f"source {name!r} holds text; say how to tokenize it, such as `documents: {{tokenizer: tokenizer.json}}`, "
+            "or make shards of tokens of it with `fmsdata prepare`"
+        )
+    return Tokenize(reader, documents.tokenizer, strip=documents.strip, min_length=documents.min_length)
 
 
-def _find_removed(root: Location, documents: DocumentsConfig, name: str, description: Mapping[str, Any]) -> ShardReader:
+def _find_removed(root: Location, documents: DocumentsConfig, name: str, description: Mapping[str, Any]) -> Stage:
     """A source that was removed from the configuration, in the folder that it had before."""
-    return _reader(root / description["folder"], name, root, documents)
+    reader = lowest(description)
+    files = reader.get("files")
+    source = SourceConfig(files=None if files is None else tuple(files))
+    return _reader(root / reader["folder"], name, root, documents, source)
 
 
-def _natural_weights(readers: Mapping[str, ShardReader], temperature: float | None) -> dict[str, float]:
+def _natural_weights(
+    readers: Mapping[str, Stage], temperature: float | None, needed: Collection[str]
+) -> dict[str, float]:
     """The sources' numbers of tokens as weights. The larger the temperature, the flatter."""
-    tokens = {name: float(max(1, reader.size().tokens)) for name, reader in readers.items()}
-    if temperature is None:
+    counted = {name: not isinstance(reader, Tokenize) or reader.is_counted for name, reader in readers.items()}
+    for name in sorted(needed):
+        if not counted[name] and len(readers) > 1:
+            raise ConfigError(
+                f"source {name!r} holds text, so its number of tokens, its natural weight, is not known; give every "
+                "source a `weight`, or count the tokens once: `fmsdata index CORPUS --tokenizer TOKENIZER`"
+            )
+    known = [name for name in readers if counted[name] or len(readers) == 1]
+    tokens = {name: float(max(1, readers[name].size().tokens)) for name in known}
+    if temperature is None or not tokens:
         return tokens
     most = max(tokens.values())
     return {name: max((size / most) ** (1 / temperature), sys.float_info.min) for name, size in tokens.items()}
@@ -169,6 +193,11 @@ def _source_paths(root: Location, sources: Mapping[str, SourceConfig] | None) ->
         raise DataError(f"{root}: {root.why_no_folder()}; check `path`")
     if sources is None:
         return _folders_with_shards(root)
+    for name, source in sources.items():
+        if source.path is not None and has_patterns([source.path]) and not (root / source.path).exists():
+            raise ConfigError(
+                f"sources.{name}.path: {source.path!r} is a pattern; name the folder, and use `files` for it"
+            )
     root = root.listed(*(source.path or name for name, source in sources.items()))
     paths = {name: root / (source.path or name) for name, source in sources.items()}
     for name, path in paths.items():
@@ -183,21 +212,29 @@ def _source_paths(root: Location, sources: Mapping[str, SourceConfig] | None) ->
 
 
 def _folders_with_shards(root: Location) -> dict[str, Location]:
+    """The folders that hold shards: Arrow shards, if there are any."""
     if root.local is not None:
-        shards = find_shards(root).names
-        found = sorted({shard.partition("/")[0] for shard in shards if "/" in shard})
-        loose = [shard for shard in shards if "/" not in shard]
+        shards = find_shards(root)
+        names, others = shards.names, shards.others
     else:
-        folders = [name for name in root.folders() if not name.startswith(".")]
-        loose = [
-            file.name for file in root.level().files if file.name.endswith(SUFFIXES) and not is_leftover(file.name)
-        ]
+        level = root.level()
+        folders = [name for name in level.folders if not name.startswith(".")]
         root = root.listed(*folders)
-        found = [name for name in folders if find_shards(root / name).names]
+        names = [file.name for file in level.files if file.name.endswith(SUFFIXES) and not is_leftover(file.name)]
+        for folder in folders:
+            names += [f"{folder}/{name}" for name in all_shards(root / folder).names if folder != "meta"]
+        names, others = arrow_first(names)
+    found = sorted({shard.partition("/")[0] for shard in names if "/" in shard})
+    if VALIDATION in found:  # what `fmsdata prepare` held out is no source, unless it is named
+        found = [name for name in found if name not in held_out(root)]
+    kinds = {format_of(shard).kind for shard in names if "/" in shard}
+    loose = [shard for shard in names if "/" not in shard and format_of(shard).kind in kinds]
     if found and loose:
         raise DataError(f"{root}: {loose[0]} is in no source; move it into a folder, or name the `sources`")
     if not found:
         raise DataError(
             f"{root}: no sub-folder holds shards ({', '.join(SUFFIXES)}); check `path`, or name the `sources`"
         )
+    if ignored := sorted({name.partition("/")[0] for name in others if "/" in name} - set(found)):
+        log.warning("%s: not read, as they hold no Arrow shards: %s; name the `sources`", root, ", ".join(ignored))
     return {name: root / name for name in found}

@@ -90,6 +90,8 @@ class SourceConfig(Section):
     With 0 it is not read, and keeps its position for later."""
     path: Text | None = None
     """Folder below the top-level `path`, or a URL of its own; by default the source's name."""
+    files: Text | Annotated[tuple[Text, ...], AS_LIST, Field(min_length=1)] | None = None
+    """Which files of the folder to read: a pattern such as `*.parquet`, or a list of names and patterns."""
     max_epochs: Annotated[float, Field(gt=0)] | None = None
     """The most epochs of the source to read. After that, its share goes to the other sources."""
 
@@ -106,7 +108,14 @@ class DocumentsConfig(Section):
     min_length: Whole = 1
     """Documents with fewer tokens (after `strip`) are skipped."""
     column: str | None = None
-    """The column of the shards that holds the tokens; by default `tokens`, or the only column."""
+    """The column, or the field of JSON lines, that holds the documents.
+
+    By default `tokens` or the only column with tokens of Arrow shards, `text` or `tokens` of Parquet files, and
+    the field `text` of JSON lines."""
+    tokenizer: Text | None = None
+    """Tokenizes sources of text: a tokenizer.json, a folder of one, `tiktoken:NAME`, or `bytes`.
+
+    Fixed for a run of text. `fmsdata preview` decodes with it."""
 
 
 class PackConfig(Section):

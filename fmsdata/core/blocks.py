@@ -1,7 +1,7 @@
 """Blocks: runs of consecutive documents of one shard, the unit of reading.
 
-A lane knows which block it needs at each place of its order. Where the bytes of a block come from
-is not its business: `LaneBlocks` reads them, whether the shards are mapped from a disk or fetched.
+A lane knows which block it needs at each place of its order. It does not know where
+the bytes come from: `LaneBlocks` reads them, from shards that are mapped or fetched.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ class LaneBlocks(Protocol):
 
     @property
     def tokens_at_once(self) -> float:
-        """How many tokens the lane may ask for in one go."""
+        """How many tokens the lane may request at once."""
 
     def start(self, place: int) -> None:
         """Announce that the lane reads from this place on."""
@@ -77,12 +77,12 @@ class LaneBlocks(Protocol):
 
 
 class Host(Protocol):
-    """What lanes need from outside: it opens files for them, and hears what they read."""
+    """What lanes need from outside: it opens files for them, and is notified of what they read."""
 
     def open_blocks(self, files: Any, order: Any, lane: "Lane") -> LaneBlocks:
         """Read a source for a lane.
 
-        Where its shards are and in which order they are read, a host knows how to use.
+        `files` are its shards, and `order` is the order of their blocks. Only a host uses them.
         """
 
     def reading(self, block: BlockName) -> None:

@@ -182,7 +182,7 @@ class TokenCopies:
     def _join(self, item: int) -> Tokens:
         """The tokens of an item that are not all in memory.
 
-        Only its own are fetched: the budget knows no others.
+        Only its own are fetched: the budget does not count others.
         """
         group = item // GROUP * GROUP
         if group != self._group:

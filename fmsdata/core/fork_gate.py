@@ -1,7 +1,7 @@
 """Fork gates: threads of this package are quiet at the moment of a fork.
 
 A forked process has one thread, and a copy of every lock. A lock that another thread held at that
-moment stays locked forever in the child: whoever needs it there waits without a word. Locks are
+moment stays locked forever in the child: whatever needs it there waits silently. Locks are
 everywhere, in `functools.cached_property` of Python 3.11, in loggers, in memory allocators. So a
 thread of this package works inside a gate, and a fork first closes all gates: it waits until no
 thread is inside one.

@@ -37,6 +37,10 @@ class StageIterator(ABC):
     def state(self, taken: int) -> State:
         """The state after the first `taken` items of the last chunk (0 before the first chunk)."""
 
+    def next_items(self) -> int | None:
+        """How many items the next chunk will have, if that is known."""
+        return None
+
 
 class Cursor:
     """Takes any number of items from an iterator, and returns the state in between."""

@@ -1,6 +1,8 @@
 """Lane: what an iterator knows about the lane that it works for."""
 
+import weakref
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from fmsdata.core.blocks import Host
 
@@ -24,6 +26,38 @@ class Pace:
         return self.share * (1.0 if self.within is None else self.within.of_lane)
 
 
+class Worker(Protocol):
+    """An iterator with slow work that it can do ahead of being read."""
+
+    def work(self, tokens: float) -> None:
+        """Do about this many tokens' worth of the work of the lane. Raises nothing: errors wait for `read`."""
+
+
+class WorkAhead:
+    """The slow work of a lane, such as tokenizing, done little by little while its lines are taken.
+
+    A window is read in one go. What is slow in it must not wait for that moment.
+    """
+
+    def __init__(self) -> None:
+        self._workers: list[weakref.ref[Worker]] = []
+
+    def register(self, worker: Worker) -> None:
+        """Let an iterator work ahead, as long as it exists."""
+        self._workers = [reference for reference in self._workers if reference() is not None]
+        self._workers.append(weakref.ref(worker))
+
+    def __bool__(self) -> bool:
+        return bool(self._workers)
+
+    def advance(self, tokens: float) -> None:
+        """The lane has taken tokens: work for as many of those to come."""
+        for reference in self._workers:
+            worker = reference()
+            if worker is not None:
+                worker.work(tokens)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Lane:
     """Which lane of the run an iterator works for, and what its random choices are keyed by."""
@@ -36,6 +70,7 @@ class Lane:
     window_tokens: int = 0  # about how many tokens it reads at once, when a window is filled
     clock: Clock = field(default_factory=Clock)
     pace: Pace = field(default_factory=Pace)
+    ahead: WorkAhead = field(default_factory=WorkAhead)
     marks: bool = False  # replace provenance by offsets into the source of the mixture (for live edits)
 
     def named(self, name: str) -> "Lane":

@@ -107,6 +107,10 @@ class Stage(IterableDataset[Item]):
         """Whether the items are UTF-8 text, as arrays of bytes, and not tokens."""
         return any(stage.holds_text() for stage in self.children().values())
 
+    def tokenizes(self) -> bool:
+        """Whether tokens are made from text while they are read, which takes time, and memory until they are used."""
+        return any(stage.tokenizes() for stage in self.children().values())
+
     def ends(self) -> bool:
         """Whether the items come to an end.
 
@@ -153,6 +157,17 @@ def endless(stage: Stage, reader: str) -> Stage:
         raise ConfigError(
             f"{reader} reads a source with max_epochs, which would end at a different step on every rank; "
             "mix it with one that has no max_epochs, or remove max_epochs and count steps"
+        )
+    return stage
+
+
+def tokens_only(stage: Stage, reader: str) -> Stage:
+    """The stage, if its items are tokens and not text."""
+    if isinstance(stage, Stage) and stage.holds_text():
+        name = stage.source_name() if not stage.children() else type(stage).__name__
+        raise ConfigError(
+            f"{reader} reads tokens, but {name!r} holds text; tokenize it: "
+            f"fmsdata.Tokenize(stage, 'tokenizer.json') in place of the stage, or documents.tokenizer in YAML"
         )
     return stage
 

@@ -5,10 +5,8 @@ Planning trusts a CSV. It is checked when a shard is opened.
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -16,30 +14,49 @@ import numpy as np
 
 from fmsdata.core.ranges import Range
 from fmsdata.corpus.counts_csv import Count, find_counts
-from fmsdata.corpus.listing import list_shards, note_of_copies, note_of_skipped
-from fmsdata.errors import CountsError
-from fmsdata.formats import SUFFIXES, open_shard, read_layout
+from fmsdata.corpus.listing import ShardList, list_shards, note_of_copies, note_of_others, note_of_skipped
+from fmsdata.corpus.progress import progress
+from fmsdata.corpus.selection import Files, has_patterns
+from fmsdata.corpus.text_copy import copy_files
+from fmsdata.corpus.text_counts import find_text, holds_text
+from fmsdata.corpus.text_index import summed
+from fmsdata.errors import CountsError, DataError
+from fmsdata.formats import SUFFIXES, format_of, open_shard, read_layout
+from fmsdata.formats.parquet import NoColumn
 from fmsdata.planning.counts import Counts
 from fmsdata.prefetch.range_queue import drive
+from fmsdata.prefetch.shard_files import ShardFiles
 from fmsdata.storage.clients.base import Entry
 from fmsdata.storage.connection import Connection
 from fmsdata.storage.io_thread import together
+from fmsdata.storage.local import file_entry
 from fmsdata.storage.location import Location
 from fmsdata.storage.mapped import MappedFile
 
 log = logging.getLogger("fmsdata")
 
 
-def read_counts(folder: str | os.PathLike[str] | Location, column: str | None = None) -> Counts:
+def read_counts(folder: str | os.PathLike[str] | Location, column: str | None = None, files: Files = None) -> Counts:
     """The counts of one source: from a CSV that lists its shards, else from the shards themselves.
 
     >>> read_counts("corpus/web").shards    # doctest: +SKIP
     ('part-0.arrow', 'part-1.arrow')
     """
-    folder = Location(folder).listed()
-    listed = list_shards(folder)
+    return open_source(Location(folder), column, files).counts
+
+
+def open_source(folder: Location, column: str | None = None, files: Files = None) -> ShardFiles:
+    """The shards of one source, with their counts. `files` selects some of the folder."""
+    folder = folder.listed()
+    listed = list_shards(folder, files)
+    notes = [note_of_skipped(listed.skipped)] if listed.skipped else []
+    if listed.others:
+        notes.append(note_of_others(listed.others))
+    named = files is not None and not has_patterns(files)
+    if _is_text(folder, listed, column):
+        return _open_text(folder, listed, column, notes, named=named)
     shards = listed.names
-    counts, root = find_counts(folder, shards)
+    counts, root = find_counts(folder, shards, some=files is not None)
     unlisted = [shard for shard in shards if shard not in counts] if root is not None else []
     # A shard with 0 documents according to the CSV would never be opened, so its count would never be checked.
     uncertain = [shard for shard in shards if counts.get(shard, (0, 0))[0] == 0]
@@ -50,42 +67,93 @@ def read_counts(folder: str | os.PathLike[str] | Location, column: str | None = 
                     f"{folder}: counts say 0 documents in {shard} but the file holds {count[0]}; "
                     f"run `fmsdata index` to rebuild the counts (they are in {root}/meta)"
                 )
-    notes = list(filter(None, [note_of_copies(folder, shards, counts)]))
-    if listed.skipped:
-        notes.append(note_of_skipped(listed.skipped))
+    notes = [*filter(None, [note_of_copies(folder, shards, counts, named=named)]), *notes]
     if unlisted:
-        notes.append(
-            f"the counts in {root}/meta lack {len(unlisted):,} of the {len(shards):,} shards, such as {unlisted[0]}: "
-            f"these are counted from the files at every start; run `fmsdata index {root}` once instead"
+        notes.append(_note_of_unlisted(f"the counts in {root}/meta lack", unlisted, shards, root))
+    pairs = np.array([counts[shard] for shard in shards], np.int64)
+    source = None if root is None else str(root)
+    found = Counts(tuple(shards), pairs[:, 0], pairs[:, 1], source, _logged(folder, notes))
+    return ShardFiles(location=folder.alone(), column=column, counts=found, entries=listed.entries)
+
+
+def _open_text(folder: Location, listed: ShardList, column: str | None, notes: list[str], *, named: bool) -> ShardFiles:
+    """A source of text: documents, and bytes of text, of each file."""
+    names = listed.names
+    files = entries_of(folder, listed)
+    text = find_text(folder, files, column)
+    if text.missing and text.place is not None:
+        notes.append(_note_of_unlisted(f"{text.place} lacks", text.missing, names, text.place.parent.parent))
+    pairs = {name: (entry.documents, entry.nbytes) for name, entry in text.entries.items()}
+    if copies := note_of_copies(folder, names, pairs, named=named):
+        notes.append(copies)
+    numbers = np.array(list(pairs.values()), np.int64)
+    counts = Counts(
+        tuple(names),
+        numbers[:, 0],
+        numbers[:, 1],
+        None if text.place is None else str(text.place.parent.parent),
+        _logged(folder, notes),
+        text=True,
+        text_tokens=summed(text.entries.values()) if text.tokenizer is not None else None,
+        tokenizer=text.tokenizer,
+    )
+    return ShardFiles(
+        location=folder.alone(),
+        column=column,
+        counts=counts,
+        entries=listed.entries,
+        lines={i: entry.lines for i, entry in enumerate(text.entries.values()) if entry.lines is not None},
+        copies={names.index(name): path for name, path in copy_files(folder, files, text.entries, column).items()},
+    )
+
+
+def entries_of(folder: Location, listed: ShardList) -> Sequence[Entry]:
+    """The files with their sizes and versions."""
+    return listed.entries if folder.local is None else [file_entry(folder.local, name) for name in listed.names]
+
+
+def _is_text(folder: Location, listed: ShardList, column: str | None) -> bool:
+    """Whether a source holds text. Parquet files may hold text or tokens: the first one says."""
+    kinds = {format_of(name).kind for name in listed.names}
+    parquet = [i for i, name in enumerate(listed.names) if format_of(name).kind == "parquet"]
+    text = bool(kinds & {"jsonl", "text"})
+    if parquet:
+        try:
+            text = holds_text(folder, entries_of(folder, listed)[parquet[0]], column) or text
+        except NoColumn as error:
+            which = f"column{'' if len(error.columns) == 1 else 's'} {', '.join(error.columns)}"
+            raise DataError(
+                f"{folder}: no .arrow shards, but {len(parquet):,} .parquet file{'' if len(parquet) == 1 else 's'} "
+                + (f"with the {which}; set documents.column" if error.columns else f"without text or tokens: {error}")
+            ) from None
+    if text and "arrow" in kinds:
+        raise DataError(
+            f"{folder}: `files` selects Arrow shards, which hold tokens, and files of text; select one kind"
         )
+    return text
+
+
+def _note_of_unlisted(what: str, unlisted: Sequence[str], shards: Sequence[str], root: Location | None) -> str:
+    return (
+        f"{what} {len(unlisted):,} of the {len(shards):,} shards, such as {unlisted[0]}: these are counted from the "
+        f"files at every start; run `fmsdata index {root}` once instead"
+    )
+
+
+def _logged(folder: Location, notes: Sequence[str]) -> tuple[str, ...]:
     for note in notes:
         log.warning("%s: %s", folder, note)
-    pairs = np.array([counts[shard] for shard in shards], np.int64)
-    return Counts(tuple(shards), pairs[:, 0], pairs[:, 1], None if root is None else str(root), tuple(notes))
+    return tuple(notes)
 
 
 def count_shards(folder: Location, shards: Sequence[str], column: str | None = None) -> dict[str, Count]:
     """Count documents and tokens in the files themselves, several at a time."""
     log.info("counting %d shards in %s; `fmsdata index` saves the counts in a file", len(shards), folder)
-    with _progress(f"counting {folder.name}", len(shards)) as done:
+    with progress(f"counting {folder.name}", len(shards)) as done:
         if folder.local is not None:
             return dict(zip(shards, _count_local(folder.local, shards, column, done), strict=True))
         entries = {entry.name: entry for entry in folder.files(SUFFIXES)}
         return count_remote(folder, [entries[shard] for shard in shards], column, done)
-
-
-@contextmanager
-def _progress(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """A progress bar on stderr, if that is a terminal. Yields what to call for each finished shard."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console  # only where a bar is shown
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda: progress.advance(task)
 
 
 def _count_local(folder: Path, shards: Sequence[str], column: str | None, done: Callable[[], None]) -> list[Count]:

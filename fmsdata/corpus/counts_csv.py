@@ -6,7 +6,7 @@ Rows write paths in many ways, with more or fewer of the parent folders. Each sh
 import csv
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TypeAlias
@@ -24,19 +24,33 @@ INDEX = "fmsdata-index.csv"  # read instead of the others; fms-fsdp ignores it, 
 log = logging.getLogger("fmsdata")
 
 
-def find_counts(folder: Location, shards: list[str]) -> tuple[dict[str, Count], Location | None]:
-    """The counts of shards in the nearest `meta` folder that lists them, and the parent of that folder."""
+def find_counts(folder: Location, shards: list[str], *, some: bool = False) -> tuple[dict[str, Count], Location | None]:
+    """The counts of shards in the nearest `meta` folder that lists them, and that folder's parent.
+
+    `some`: they are not all shards of the folder.
+    """
     folder = folder.absolute()
     for root in (folder, *folder.parents):
         table = root.once(CountsTable, partial(_read_table, root, folder))
-        counts = table.match(() if root is folder else _parts(folder.inside(root)), shards)
+        counts = table.match(() if root is folder else _parts(folder.inside(root)), shards, some=some)
         if counts:
             return counts, root
     return {}, None
 
 
+def all_counts(root: Location, shards: Sequence[str]) -> dict[str, Count]:
+    """The counts of all shards below a folder that have any, each from the `meta` folder nearest to it."""
+    counts: dict[str, Count] = {}
+    for folder in sorted({shard.rpartition("/")[0] for shard in shards}, key=lambda folder: -folder.count("/")):
+        inside = f"{folder}/" if folder else ""
+        below = [shard.removeprefix(inside) for shard in shards if shard.startswith(inside)]
+        found, _ = find_counts(root / folder if folder else root, below)
+        counts = {inside + shard: count for shard, count in found.items()} | counts
+    return counts
+
+
 def counts_files(root: Location) -> list[Location]:
-    """The counts files in the `meta` folder that are read: the index, if there is one, or all others."""
+    """The counts files in the `meta` folder that are read: the index, or else all others."""
     files = all_counts_files(root)
     return [file for file in files if file.name == INDEX] or files
 
@@ -73,11 +87,13 @@ class CountsTable:
             if row:
                 self._by_name[row[-1]].append(row)
 
-    def match(self, source: Parts, shards: list[str]) -> dict[str, Count]:
+    def match(self, source: Parts, shards: list[str], *, some: bool = False) -> dict[str, Count]:
         """Find the row of each shard, however many parent folders the row writes."""
         if not self._rows:
             return {}
         rows = self.rows_of(source, shards)
+        if some:
+            return {shard: self._rows[row] for shard, row in rows.items()}
         folders: set[Parts] = {source} - {()}  # the folder of the source, as the rows write it
         folders |= {row[: len(row) - len(_parts(shard))] for shard, row in rows.items()}
         listed = set(shards)

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from fmsdata.core.wording import counted, few
-from fmsdata.corpus.counts import count_shards
+from fmsdata.corpus.counts import count_shards, entries_of
 from fmsdata.corpus.counts_csv import HEADER, INDEX, Count, CountsTable, Parts, all_counts_files, read_rows
-from fmsdata.corpus.listing import find_shards, note_of_copies, note_of_skipped
+from fmsdata.corpus.listing import all_shards, by_kind, note_of_copies, note_of_others, note_of_skipped
+from fmsdata.corpus.text_indexing import IndexedText, index_text
+from fmsdata.corpus.tokenizer import Tokenizer
 from fmsdata.errors import CountsError, DataError
 from fmsdata.formats import SUFFIXES
 from fmsdata.storage.location import Location
@@ -32,6 +34,7 @@ class Indexed(NamedTuple):
     documents: int
     tokens: int
     notes: list[str]  # what was done and found, in words
+    text: IndexedText | None = None  # the index of text files, which is a file of its own
 
 
 def write_index(
@@ -46,9 +49,15 @@ def write_index(
 
 
 def index_corpus(
-    root: str | os.PathLike[str] | Location, column: str | None = None, *, replace: bool = False
+    root: str | os.PathLike[str] | Location,
+    column: str | None = None,
+    *,
+    replace: bool = False,
+    tokenizer: Tokenizer | None = None,
 ) -> Indexed:
     """Count every shard below a folder, compare with the counts that are there, and write what is missing.
+
+    Text files get an index of their own. With `tokenizer`, their tokens are counted too.
 
     Counts of other programs are left as they are. If they are right and complete, nothing is
     written. If they lack shards, the index becomes a file of its own that only fmsdata reads. If
@@ -57,12 +66,22 @@ def index_corpus(
     root = Location(root).listed()
     if root.local is not None and not root.is_dir():
         raise DataError(f"{root}: {root.why_no_folder()}; check the path")
-    found = find_shards(root)
+    found = all_shards(root)
     if not found.names:
         raise DataError(f"{root}: no files ending in {', '.join(SUFFIXES)} below it; check the path")
-    counts = count_shards(root, found.names, column)
     notes = [note_of_skipped(found.skipped)] if found.skipped else []
-    if copies := note_of_copies(root, found.names, counts):
+    names, not_arrow = by_kind(found.names)
+    if len(names) + len(not_arrow) < len(found.names):
+        notes.append(note_of_others([name for name in found.names if name not in {*names, *not_arrow}]))
+    text, with_tokens = index_text(root, entries_of(root, found.only(not_arrow)), column, tokenizer)
+    names = sorted([*names, *with_tokens])
+    if text is not None:
+        notes += text.notes
+    if not names and text is not None:
+        documents = sum(entry.documents for entry in text.entries.values())
+        return Indexed(text.file.alone(), text.written, 0, documents, text.tokens or 0, notes, text)
+    counts = count_shards(root, names, column)
+    if copies := note_of_copies(root, names, counts):
         notes.append(f"warning: {copies}")
     notes += _nested(root, counts)
     meta = root / "meta"
@@ -94,7 +113,7 @@ def index_corpus(
                 finding = f"lacks {missing}" if lacking else "agrees with the shards"
                 notes.append(f"left {file} as it is: another program's, it {finding}{other.elsewhere}")
             if not lacking and not own:
-                return _indexed(others[0], counts, notes, written=False)
+                return _indexed(others[0], counts, notes, text, written=False)
             target, stale = meta / (OWN if OWN in own else INDEX), set()
         table = _table(counts)
         written = not (target.name in files and target.read_bytes() == table)
@@ -107,12 +126,21 @@ def index_corpus(
         raise DataError(f"{meta}: the counts can't be written: {error.strerror}") from None
     if written and target.name == INDEX:
         notes.append(f"fmsdata reads {target} instead of the other counts there; fms-fsdp's loader ignores it")
-    return _indexed(target, counts, notes, written=written)
+    return _indexed(target, counts, notes, text, written=written)
 
 
-def _indexed(file: Location, counts: Mapping[str, Count], notes: list[str], *, written: bool) -> Indexed:
+def write_counts(root: Location, counts: Mapping[str, Count]) -> Location:
+    """Write the counts of a corpus that was just made, as `index_corpus` would."""
+    file = root / "meta" / OWN
+    file.write_bytes(_table(counts))
+    return file
+
+
+def _indexed(
+    file: Location, counts: Mapping[str, Count], notes: list[str], text: IndexedText | None, *, written: bool
+) -> Indexed:
     documents, tokens = (sum(count[i] for count in counts.values()) for i in (0, 1))
-    return Indexed(file.alone(), written, len(counts), documents, tokens, notes)
+    return Indexed(file.alone(), written, len(counts), documents, tokens, notes, text)
 
 
 def _table(counts: Mapping[str, Count], slash: str = "/") -> bytes:

@@ -77,6 +77,22 @@ def keep_nothing(part: int, decode: Callable[[], Decoded]) -> Decoded:  # noqa: 
     return decode()
 
 
+def find_kept(keep: Keep, part: int) -> Decoded | None:
+    """A decoded part, if it was kept."""
+    try:
+        return keep(part, _not_kept)
+    except _NotKept:
+        return None
+
+
+class _NotKept(Exception):
+    """A part must be decoded."""
+
+
+def _not_kept() -> Decoded:
+    raise _NotKept
+
+
 class Shard(Protocol):
     """A shard whose bytes are in memory or mapped."""
 
@@ -123,10 +139,43 @@ def read_from(data: Data, reading: Reading[Read]) -> Read:
     48211
     """
     view = memoryview(data)
+    return read_ranges(reading, lambda start, stop: view[start:stop])
+
+
+def read_ranges(reading: Reading[Read], read: Callable[[int, int], Data]) -> Read:
+    """Run a reading on bytes that are at hand: `read` returns those between two places."""
     try:
         ranges = next(reading)
         while True:
-            ranges = reading.send([view[start:stop] for start, stop in ranges])
+            ranges = reading.send([read(start, stop) for start, stop in ranges])
     except StopIteration as done:
         result: Read = done.value
         return result
+
+
+class Documents(NamedTuple):
+    """Some consecutive documents of a text file: document `i` is `tokens[ends[i] : ends[i + 1]]`, in UTF-8."""
+
+    tokens: Tokens
+    ends: Ints
+    first: int  # the number of the first document in its file
+    bad: list[tuple[int, str]]  # lines that were skipped, as empty documents: number (from 1) and reason
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+
+class DocumentStream(Protocol):
+    """A text file that is read from its beginning to its end, in little memory.
+
+    >>> stream = open_stream("a.jsonl.gz", "text")                  # doctest: +SKIP
+    >>> for data in stored_bytes:                                   # doctest: +SKIP
+    ...     documents = stream.feed(data)
+    >>> rest = stream.finish()                                      # doctest: +SKIP
+    """
+
+    def feed(self, data: Data) -> Documents:
+        """Stored bytes, which may be compressed, in; documents that are complete out."""
+
+    def finish(self) -> Documents:
+        """The rest. Raises DataError if the file is cut."""

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from fmsdata.core.chunk import Row
+from fmsdata.corpus.tokenizer_threads import THREADS
 from fmsdata.errors import ConfigError
 from fmsdata.loader.fork_server import watch_process
 from fmsdata.loader.reply import Reply, ReplySize, WorkerFailure, join_lines, write_reply
@@ -103,10 +104,11 @@ class Surroundings(NamedTuple):
     folder: str
     trainer: int  # its process id
     worker: int  # the number of the worker
+    workers: int
 
     @classmethod
-    def of_trainer(cls, worker: int) -> "Surroundings":
-        return cls(list(sys.path), dict(os.environ), os.getcwd(), os.getpid(), worker)
+    def of_trainer(cls, worker: int, workers: int) -> "Surroundings":
+        return cls(list(sys.path), dict(os.environ), os.getcwd(), os.getpid(), worker, workers)
 
     def take_over(self) -> None:
         sys.path[:] = self.path
@@ -134,6 +136,7 @@ def serve_worker(descriptors: Sequence[int]) -> None:
         reader: Reader
         try:
             surroundings.take_over()
+            THREADS.share(surroundings.workers)
             reader = pickle.loads(text).open(channel)
         except Exception as error:
             reader = FailedReader(_unreadable(error), channel.memories)
@@ -149,6 +152,7 @@ def run_worker(spec: Spec, channel: Channel, inherited: Sequence[Connection]) ->
         connection.close()
     _detach_from_trainer(spec.index, channel)
     _end_with_trainer(spec.trainer, channel.requests)
+    THREADS.share(spec.workers)
     with suppress(EOFError, ConnectionError):
         _reply_to_requests(spec.open(channel), channel.requests)
 

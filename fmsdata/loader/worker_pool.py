@@ -27,6 +27,7 @@ from fmsdata.loader.worker_note import WorkerNote, describe_state
 DEFAULT_METHOD = "forkserver"
 CHECK_SECONDS = 0.5  # how often exit codes are checked while waiting for a reply
 PATIENCE_SECONDS = 2.0  # how long workers may take to end by themselves
+EXIT_CODE_SECONDS = 10.0  # how long the exit code of a worker that is gone may take, on a busy machine
 SPARE_DESCRIPTORS = 8  # that must be left before a worker is forked
 MOST_REPORTED = 4  # silent workers whose stacks are shown
 
@@ -129,7 +130,7 @@ def _serve_worker(spec: Spec, channel: Channel, theirs: Connection, method: str)
         raise
     theirs.close()  # if the worker dies early, writing to it must fail
     with suppress(ConnectionError):  # it died: `receive` finds out
-        channel.requests.send(Surroundings.of_trainer(spec.index))
+        channel.requests.send(Surroundings.of_trainer(spec.index, spec.workers))
         channel.requests.send_bytes(text)
     return process
 
@@ -185,7 +186,7 @@ class WorkerPool:
                     size: ReplySize = requests.recv()
                     return size
             except (EOFError, ConnectionError):  # it is gone, and its exit code comes a moment later
-                worker.process.join(PATIENCE_SECONDS)
+                worker.process.join(EXIT_CODE_SECONDS)
                 self._report_death(worker)
             self.check()
 

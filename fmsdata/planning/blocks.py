@@ -1,6 +1,6 @@
 """Blocks: how the shards of a source are cut, from counts alone.
 
-Every process that plans a run comes to the same blocks, without reading or asking anyone.
+Every process that plans a run computes the same blocks, without I/O or communication.
 """
 
 from bisect import bisect_right

@@ -23,7 +23,9 @@ class Counts:
     tokens: Ints
     csv_root: str | None = None  # the folder whose `meta` lists some of them
     notes: tuple[str, ...] = ()  # what a user should know of the files, in words
-    text: bool = False  # whether the documents are text; `tokens` may then be bytes
+    text: bool = False  # whether the documents are text; `tokens` are then bytes
+    text_tokens: int | None = None  # of text: the tokens of all shards, if an index says
+    tokenizer: str | None = None  # the identity of the tokenizer that counted them
 
     @cached_property
     def mean_length(self) -> float:

@@ -16,6 +16,7 @@ from fmsdata.core.lane import Lane
 from fmsdata.core.tokens import StoredTokens, Tokens
 from fmsdata.planning.lane_order import LaneOrder
 from fmsdata.prefetch.budget import Budget
+from fmsdata.prefetch.decoded import DecodedBatches
 from fmsdata.prefetch.fetch_ahead import FetchAhead
 from fmsdata.prefetch.loans import Loans
 from fmsdata.prefetch.look_ahead import LookAhead
@@ -26,6 +27,8 @@ from fmsdata.prefetch.whole_sources import WholeSources
 from fmsdata.storage.settings import Storage
 from fmsdata.storage.stats import StorageStats
 
+DECODED = 2  # what is decoded of remote text may take another part of the budget: one in so many bytes
+
 
 class PrefetchBuffer:
     """One for all lanes that a process reads together.
@@ -35,6 +38,7 @@ class PrefetchBuffer:
 
     def __init__(self, storage: Storage, *, all_lanes: bool) -> None:
         self.layouts = LayoutCache()
+        self.decoded = DecodedBatches(storage.prefetch_bytes // DECODED)  # used in the event loop alone
         self.queues = RangeQueues(storage)
         self._waiter = Waiter()
         self._budget = Budget(storage.prefetch_bytes)

@@ -1,7 +1,7 @@
-"""Decoded record batches: compressed shards on a local disk, within a budget of bytes.
+"""Decoded record batches, row groups and stretches of lines, within a budget of bytes.
 
-A record batch is decoded as a whole, but a block takes only some of its documents. So the decoded
-batches that were used last are kept for the other blocks and lanes of the process, and a block gets
+Such a part of a shard is decoded as a whole, but a block takes only some of its documents. So the decoded
+parts that were used last are kept for the other blocks and lanes of the process, and a block gets
 a copy of its own documents. Both count. When the copies that the pipeline holds take more than
 their part, the oldest are dropped, and copied again from the shard if a line needs them.
 """
@@ -66,6 +66,10 @@ class DecodedBatches:
         self._copies.revoke_down_to(self._budget * (1 - SHARE))
         return number
 
+    def count_copied(self, size: int) -> None:
+        """A block of this size was copied, and is accounted for elsewhere."""
+        self._copied += size
+
     def touch(self, number: int) -> None:
         """These tokens are used now."""
         self._copies.touch(number)
@@ -77,7 +81,7 @@ class DecodedBatches:
             warnings.warn(
                 f"{self._decoded:,} bytes of compressed record batches were decoded for {self._copied:,} bytes of "
                 f"documents, because storage.prefetch_bytes is {self._budget:,}: raise it, or write the shards without "
-                "compression or with smaller record batches",
+                "compression or with smaller record batches (row groups, frames)",
                 FmsdataWarning,
                 stacklevel=2,
             )

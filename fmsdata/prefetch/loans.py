@@ -1,7 +1,7 @@
 """Loans: memory of fetched blocks that the pipeline holds.
 
 Tokens count as long as the pipeline holds them. When they take more than their part of the budget,
-those that were not looked at for the longest time are revoked, and fetched again, as a range, if a
+those that were not used for the longest time are revoked, and fetched again, as a range, if a
 line needs them.
 """
 

@@ -71,6 +71,7 @@ class OpenFiles:
                 share=self._share,
                 queues=buffer.queues,
                 layouts=buffer.layouts,
+                decoded=buffer.decoded,
             )
         return RemoteBlocks(buffer, self._remote[key], order, lane)
 
@@ -142,8 +143,12 @@ class MappedBlocks:
         path = files.path(shard)
         file = self._opened.mapped.get(path)
         with file:
-            opened = open_shard(file, str(path), files.column)
-            files.counts.require(shard, documents=opened.documents, tokens=opened.known_tokens, source=self._source)
+            if shard in files.copies:
+                copy = files.copies[shard]
+                opened = open_shard(self._opened.mapped.get(copy), str(copy))
+            else:
+                opened = open_shard(file, str(path), files.column, index=files.lines.get(shard))
+            files.require(shard, opened, self._source)
         opened.keep = partial(self._keep, shard)
         return file, opened
 

@@ -2,9 +2,10 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -13,18 +14,21 @@ from fmsdata.core.blocks import Address, Block
 from fmsdata.core.ranges import Range
 from fmsdata.core.tokens import Tokens
 from fmsdata.formats import open_shard, read_layout
-from fmsdata.formats.base import Layout, Reading, Shard
+from fmsdata.formats.base import Decoded, Keep, Layout, Reading, Shard
 from fmsdata.planning.blocks import BlockPlan
+from fmsdata.prefetch.decoded import DecodedBatches
 from fmsdata.prefetch.range_queue import NOW, RangeQueue, RangeQueues, RemoteFile, Urgency, drive
 from fmsdata.prefetch.shard_files import ShardFiles
 from fmsdata.storage.connection import Connection
 from fmsdata.storage.io_thread import together
+from fmsdata.storage.mapped import MappedFile
 
 Value = TypeVar("Value")
 LAYOUT_BYTES = 64 << 20  # of layouts that are kept
 OFFSET_BYTES = 8  # at most, for the place of one document
 DENSE = 128  # layouts with the places of all documents are read if they are at most this part of what is read with them
 MOST_OFFSETS = 16 << 20  # bytes of a source that are kept
+COPY_BYTES = 1 << 20  # of a layout, roughly
 PART = 1 << 20  # bytes of a request, when a shard is fetched whole
 
 
@@ -44,11 +48,13 @@ class RemoteSource:
         share: float,
         queues: RangeQueues,
         layouts: "LayoutCache",
+        decoded: DecodedBatches,
     ) -> None:
         self._files, self._plan, self._source = files, plan, source
-        self._queues, self._layouts = queues, layouts
+        self._queues, self._layouts, self._decoded = queues, layouts, decoded
         self.stored = sum(entry.size for entry in files.entries)  # bytes
         self.tokens = files.tokens  # of an epoch
+        self.text = files.counts.text
         offsets = OFFSET_BYTES * sum(plan.documents)
         self._dense = offsets <= min(MOST_OFFSETS, self.stored * share / DENSE)
 
@@ -62,6 +68,8 @@ class RemoteSource:
 
     def size(self, address: Address) -> int:
         """About how many bytes a block has."""
+        if self.text:  # it may be compressed
+            return int(self._plan.tokens(address))
         documents = self._plan.documents[address.shard]
         return -(-self._files.entries[address.shard].size * (address.stop - address.first) // documents)
 
@@ -88,21 +96,33 @@ class RemoteSource:
     def open_shard(self, shard: int, data: pa.Buffer) -> Shard:
         """A shard that was fetched whole, checked against its counts."""
         url = self._connection.url(self._remote[shard].path)
-        opened = open_shard(data, url, self._files.column, remote=True)
+        opened = open_shard(data, url, self._files.column, remote=True, index=self._files.lines.get(shard))
         self._require(shard, opened)
         return opened
 
     async def read_block(self, address: Address, urgency: Urgency) -> Block[Tokens]:
         layout = await self._layouts.get(self, address.shard, urgency)
-        return await self._drive(layout.block(address.first, address.stop), address.shard, urgency)
+        block = await self._drive(layout.block(address.first, address.stop), address.shard, urgency)
+        if self.text:
+            self._decoded.count_copied(sum(array.nbytes for array in block.arrays))
+        return block
 
     async def read_layout(self, shard: int, urgency: Urgency) -> Layout:
         await self._check_version(shard)
         file = self._remote[shard]
-        reading = read_layout(
-            self._connection.url(file.path), file.size, self._files.column, self._plan.bounds(shard), dense=self._dense
-        )
-        layout = await self._drive(reading, shard, urgency)
+        if shard in self._files.copies:
+            layout: Layout = CopyLayout(self._files.copies[shard], partial(self._keep, shard))
+        else:
+            reading = read_layout(
+                self._connection.url(file.path),
+                file.size,
+                self._files.column,
+                self._plan.bounds(shard),
+                dense=self._dense,
+                index=self._files.lines.get(shard),
+                keep=partial(self._keep, shard),
+            )
+            layout = await self._drive(reading, shard, urgency)
         self._require(shard, layout)
         return layout
 
@@ -123,8 +143,7 @@ class RemoteSource:
         ]
 
     def _require(self, shard: int, opened: Shard | Layout) -> None:
-        counts = self._files.counts
-        counts.require(shard, documents=opened.documents, tokens=opened.known_tokens, source=self._source)
+        self._files.require(shard, opened, self._source)
 
     async def _read_shard(self, shard: int, urgency: Urgency) -> pa.Buffer:
         await self._check_version(shard)
@@ -137,15 +156,38 @@ class RemoteSource:
         await together(read(Range(start, min(start + PART, file.size))) for start in range(0, file.size, PART))
         return pa.py_buffer(memoryview(data).toreadonly())
 
+    def _keep(self, shard: int, part: int, decode: Callable[[], Decoded]) -> Decoded:
+        """Keep what was decoded. Called in the event loop."""
+        return self._decoded.get((self, shard, part), decode)
+
     async def _check_version(self, shard: int) -> None:
         """Raise if a file was replaced since it was listed, if reads do not report versions."""
         file = self._remote[shard]
-        if file.version is not None and not self._connection.sees_versions:
+        unseen = shard in self._files.copies or not self._connection.sees_versions
+        if file.version is not None and unseen:
             await self._connection.check(file.path, file.version, file.owner)
 
     async def _drive(self, reading: Reading[Value], shard: int, urgency: Urgency) -> Value:
         file = self._remote[shard]
         return await drive(reading, lambda part: self.queue.read(file, part, urgency))
+
+
+class CopyLayout:
+    """A remote file that is read from its copy on a local disk."""
+
+    def __init__(self, path: Path, keep: Keep) -> None:
+        self._shard = open_shard(MappedFile(path), str(path))
+        self._shard.keep = keep
+        self.text, self.documents, self.known_tokens = self._shard.text, self._shard.documents, self._shard.known_tokens
+        self.nbytes = COPY_BYTES
+
+    def block(self, first: int, stop: int) -> Reading[Block[Any]]:
+        yield from ()
+        return self._shard.read(first, stop)
+
+    def tokens(self) -> Reading[int]:
+        yield from ()
+        return self._shard.tokens()
 
 
 class LayoutCache:

@@ -1,8 +1,12 @@
 """The shards of a source as files: where they are, and what is known of them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fmsdata.errors import DataError
+from fmsdata.formats.base import Layout, Shard
+from fmsdata.formats.line_index import LineIndex
 from fmsdata.planning.counts import Counts
 from fmsdata.storage.clients.base import Entry
 from fmsdata.storage.location import Location
@@ -16,6 +20,8 @@ class ShardFiles:
     column: str | None
     counts: Counts
     entries: tuple[Entry, ...] = ()  # sizes and versions, if they are not local
+    lines: Mapping[int, LineIndex] = field(default_factory=dict)  # of text files whose documents are lines
+    copies: Mapping[int, Path] = field(default_factory=dict)  # of text files that can't be entered in the middle
     tokens: int = field(init=False)  # of all shards
 
     def __post_init__(self) -> None:
@@ -26,3 +32,11 @@ class ShardFiles:
         if self.location.local is None:
             raise RuntimeError(f"{self.location} is not local, and is read by ranges")
         return self.location.local / self.counts.shards[shard]
+
+    def require(self, shard: int, opened: Shard | Layout, source: str) -> None:
+        """Raise if a file does not hold what the counts say."""
+        name = self.counts.shards[shard]
+        if opened.text != self.counts.text:
+            kinds = ("text", "tokens") if opened.text else ("tokens", "text")
+            raise DataError(f"source {source!r}: {name} holds {kinds[0]}, but others hold {kinds[1]}; select one kind")
+        self.counts.require(shard, documents=opened.documents, tokens=opened.known_tokens, source=source)

@@ -33,12 +33,12 @@ class WholeSources:
     def keeps(self, look_ahead: LookAhead) -> bool:
         """Whether the source of a look-ahead is kept.
 
-        Fetching starts with the first call that says so.
+        Fetching starts with the first call that returns True.
         """
         source = look_ahead.source
         if source not in self._shards:
             size = source.stored
-            fits = self._budget.whole + size <= self._limit and size < SMALL_BLOCK * source.blocks
+            fits = self._budget.whole + size <= self._limit and size < SMALL_BLOCK * source.blocks and not source.text
             if fits and look_ahead.share_in_window >= IN_WINDOWS:
                 self._budget.whole += size
                 shards = range(source.shards)

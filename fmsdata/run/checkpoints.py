@@ -3,7 +3,7 @@
 `<path>/step-<n>/` holds one file per rank, `rank-<r>-of-<W>.<digest>.<size>.json`. The digest is
 that of the run's history and pipeline, which distinguishes files that were not written together.
 The size reveals a file that is not whole. So a listing is enough to know whether a checkpoint is
-complete: every rank comes to the same conclusion, and reads only the files that hold its lanes.
+complete: every rank decides alike, and reads only the files that hold its lanes.
 
 The rank that finds a checkpoint complete after writing its own file writes the mark `complete`, and
 removes the oldest checkpoints. The mark names the digest: a run that went back and reached the same
@@ -42,7 +42,7 @@ log = logging.getLogger("fmsdata")
 
 BACK = "back-to-"  # the file that says to which step the run went back
 PATIENCE = 3  # incomplete saves before a warning
-TRIES = 8  # of a load, if checkpoints are removed under it
+TRIES = 8  # of a load, if checkpoints are removed meanwhile
 
 
 class _ChangedError(CheckpointError):

@@ -15,6 +15,12 @@ def differences(saved: Any, now: Any, where: str) -> Iterator[str]:
                 f"{_shards(saved)} when it was saved, {_shards(now)} now"
             )
             return
+        if saved.get("stage") == now.get("stage") == "Tokenize" and saved.get("tokenizer") != now["tokenizer"]:
+            yield (
+                f"the tokenizer of source {where or 'below'!r} changed: "
+                f"{saved.get('tokenizer')} when it was saved, {now['tokenizer']} now"
+            )
+            return
         if saved.get("stage") != now.get("stage"):
             yield f"{saved.get('stage')} when it was saved, {now.get('stage')} now"
             return
@@ -54,11 +60,18 @@ def changes_of_mixture(saved: State, now: State, removed: State) -> Iterator[str
             yield f"source {name!r} is {how}, with {new:.4%} of the tokens"
         elif old != new:
             yield f"share of {name!r} {old:.4%} -> {new:.4%}"
-        epochs = [mixture["children"].get(name, {}).get("max_epochs") for mixture in (saved, now)]
+        epochs = [lowest(mixture["children"].get(name, {})).get("max_epochs") for mixture in (saved, now)]
         if old is not None and new is not None and epochs[0] != epochs[1]:
             yield f"max_epochs of {name!r} {epochs[0]} -> {epochs[1]}"
     if saved["phases"] != now["phases"]:
         yield f"phases {_in_words(saved['phases'])} -> {_in_words(now['phases'])}"
+
+
+def lowest(description: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The description of the lowest stage of a source: the reader below `Tokenize` and others."""
+    while isinstance(children := description.get("children"), Mapping) and list(children) == ["below"]:
+        description = children["below"]
+    return description
 
 
 def parameters(description: State) -> State:

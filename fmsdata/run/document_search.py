@@ -17,6 +17,7 @@ import numpy as np
 from fmsdata.core.checks import suggestion
 from fmsdata.core.chunk import provenance
 from fmsdata.core.spans import DOCUMENT
+from fmsdata.core.state import number as state_number
 from fmsdata.core.state import part
 from fmsdata.errors import ConfigError
 from fmsdata.planning.blocks import cut_blocks
@@ -25,6 +26,7 @@ from fmsdata.run.replay import Replay, Seen, blocks_done
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.stages.mixture import Mixture, stages_down_to_mixture
 from fmsdata.stages.shard_reader import ShardReader
+from fmsdata.stages.tokenize import reader_of, with_max_epochs
 
 NAME = re.compile(r"(.+)#([0-9]{1,18})")
 
@@ -86,14 +88,20 @@ def _document(replay: Replay, name: str) -> _Document:
     readers = _readers(replay.data)
     source, shard, number = _parse(name, readers)
     reader = readers[source]
-    plan = cut_blocks(reader.counts, replay.data.lanes, reader.block_tokens)
+    plan = cut_blocks(reader.counts, replay.data.lanes, reader.block_size)
     block = plan.block_of(reader.counts.shards.index(shard), number)
     document = _Document(source, shard, number, block, plan.blocks, 0, 0)
     lane, place = _place(replay.data, document, 0)
     state = {"block": place, "document": 0}
-    chunk = reader.with_max_epochs(None).open(replay.lane(lane).named(source), state).read()
-    spans = [span for spans in provenance(chunk) for span in spans if span[:3] == document[:3]]
-    return document._replace(start=spans[0].start, stop=spans[0].stop) if spans else document
+    stage = with_max_epochs(stages_down_to_mixture(replay.data.lines)[-1].children()[source], None)
+    iterator = stage.open(replay.lane(lane).named(source), state)
+    while True:  # a source that is tokenized gives a block in several chunks
+        chunk = iterator.read()
+        spans = [span for spans in provenance(chunk) for span in spans if span[:3] == document[:3]]
+        if spans:
+            return document._replace(start=spans[0].start, stop=spans[0].stop)
+        if state_number(iterator.state(len(chunk)), "block") > place:
+            return document
 
 
 def _place(data: Rescalable, document: _Document, epoch: int) -> tuple[int, int]:
@@ -160,7 +168,7 @@ def _search(
 def _readers(data: Rescalable) -> dict[str, ShardReader]:
     """The sources, if they are shards that one mixture reads."""
     stage = stages_down_to_mixture(data.lines)[-1]
-    readers = {name: source for name, source in stage.children().items() if isinstance(source, ShardReader)}
+    readers = {name: reader for name, source in stage.children().items() if (reader := reader_of(source))}
     if not isinstance(stage, Mixture) or len(readers) < len(stage.sources):
         raise ConfigError("documents can only be traced if the pipeline has one Mixture, of ShardReaders")
     return readers

@@ -16,25 +16,25 @@ from fmsdata.core.lane import Lane
 from fmsdata.core.stage import Stage
 from fmsdata.core.state import EDITED, Restoring, State, is_count, shown
 from fmsdata.errors import ConfigError, DataError, StateError
-from fmsdata.run.differences import changes_of_lines, changes_of_mixture, differences, parameters
+from fmsdata.run.differences import changes_of_lines, changes_of_mixture, differences, lowest, parameters
 from fmsdata.run.recut import Recut
 from fmsdata.stages.delimit import Delimit
 from fmsdata.stages.filter import Filter
 from fmsdata.stages.mixture import Mixture, Phase, check_weights, stages_down_to_mixture
 from fmsdata.stages.mixture.weights import checked_phases
 from fmsdata.stages.pack import Pack
-from fmsdata.stages.shard_reader import ShardReader
 from fmsdata.stages.shuffle import Shuffle
+from fmsdata.stages.tokenize import with_max_epochs
 
 # The stages that may be above an edited mixture, and their parameters that may change. They keep
 # documents as they are, so that the tokens of a line can go back to their sources.
 EDITABLE: dict[type[Stage], tuple[str, ...]] = {
-    Shuffle: ("window",),
+    Shuffle: ("window", "first_window"),
     Pack: ("seq_len", "mode", "bol", "eol", "pad", "crop", "max_documents", "window"),
     Delimit: ("bos", "eos"),
     Filter: (),
 }
-FREE = ("max_epochs", "folder")  # parameters of a source that may change
+FREE = ("max_epochs", "folder", "files")  # parameters of a source that may change; the last two change nothing
 
 
 class Edit(NamedTuple):
@@ -58,7 +58,7 @@ def _edit_between(saved: State, now: State, lines: Stage, step: int) -> Edit:
     removed, edits = saved.get("removed", {}), saved.get("edits", [])
     if not isinstance(removed, dict) or not isinstance(edits, list) or not all(map(is_count, edits)):
         raise StateError(f"its edits are {shown(edits)}, and it removed {shown(removed)}: {EDITED}")
-    if _without_folders(saved.get("lines")) == _without_folders(now["lines"]):
+    if _without(saved.get("lines"), FREE[1:]) == _without(now["lines"], FREE[1:]):
         return Edit([], _pipeline(now, removed, edits), lambda _, state: state)
     stages = stages_down_to_mixture(lines)
     before, after = _descriptions(saved.get("lines"), len(stages)), _descriptions(now["lines"], len(stages))
@@ -75,10 +75,11 @@ def _edit_between(saved: State, now: State, lines: Stage, step: int) -> Edit:
     return Edit(changes, _pipeline(now, gone, [*edits, step]), Recut(stages_down_to_mixture(old), stages))
 
 
-def _without_folders(description: Any) -> Any:
+def _without(description: Any, names: Sequence[str]) -> Any:
+    """The description of a stage and all below it, without some parameters."""
     if not isinstance(description, Mapping):
         return description
-    return {name: _without_folders(value) for name, value in description.items() if name != "folder"}
+    return {name: _without(value, names) for name, value in description.items() if name not in names}
 
 
 def _pipeline(now: State, removed: State, edits: list[int]) -> State:
@@ -114,9 +115,7 @@ def _require_editable(saved: Any, now: State, stages: Sequence[Stage], before: S
 
 def _require_same(saved: State, now: State, name: str) -> None:
     """Raise if positions in a source don't mean what they meant."""
-    before, after = (
-        {key: value for key, value in description.items() if key not in FREE} for description in (saved, now)
-    )
+    before, after = _without(saved, FREE), _without(now, FREE)
     if changes := list(differences(before, after, name)):
         raise _other_pipeline(changes, f"; undo that, or give source {name!r} a new name to read it from its start")
 
@@ -145,9 +144,7 @@ def _old_source(mixture: Mixture, name: str, before: State) -> Stage:
     stage = mixture.sources.get(name)
     if stage is None:
         stage = _removed_source(mixture, name, before)
-    if isinstance(stage, ShardReader) and stage.max_epochs != before["max_epochs"]:
-        stage = stage.with_max_epochs(before["max_epochs"])
-    return stage
+    return with_max_epochs(stage, lowest(before)["max_epochs"]) if "max_epochs" in lowest(before) else stage
 
 
 def _removed_source(mixture: Mixture, name: str, before: State) -> Stage:

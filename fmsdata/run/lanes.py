@@ -61,6 +61,7 @@ class Lanes:
 class _RunningLane:
     def __init__(self, data: "Rescalable", lane: Lane, state: State | None) -> None:
         self.lane, self._columns = lane.index, data.columns
+        self._ahead, self._to_do = lane.ahead, 0.0  # tokens to work for, ahead of the next chunk
         self.passed: list[Milestone] = []  # that were not reported yet
         with nullcontext() if state is None else restoring(lane.index):
             self.lines, self._row = lines_taken(state, data.lines, data.lanes)
@@ -78,9 +79,16 @@ class _RunningLane:
             self._rows = len(self._chunk)
             tokens = count_tokens(self._chunk, self._columns)
             self.passed.append(Tally(self.lane, self.lines - self._row, tokens))
+            if self._ahead:
+                items = self._iterator.next_items() or self._rows
+                self._to_do = items * float(self._chunk.lengths().mean())
         chunk, row = self._chunk, self._row
         self._row += 1
         self.lines += 1
+        if self._ahead:  # what the next chunk needs, in as many parts as this one has lines
+            part = self._to_do / (self._rows - row)
+            self._to_do -= part
+            self._ahead.advance(part)
         if self._row == self._rows:
             self._leave()
         return chunk, row

@@ -69,7 +69,7 @@ class Lease:
         return None
 
     def check(self, rank: int) -> bool:
-        """Raise if another live run saves to the folder. Whether this loader is to hold the lease.
+        """Raise if another live run saves to the folder. Returns whether to hold the lease.
 
         Only rank 0 holds it, and of the processes that share its data the first one. The others
         have no way to tell that process from another run, unless both say to which process group
@@ -97,7 +97,7 @@ class Lease:
     def _is_free(self) -> bool:
         """Raise if another live run holds the lease.
 
-        Whether it can be taken, or is held already.
+        Returns whether it can be taken, or is held already.
         """
         waiting = False
         while True:
@@ -209,7 +209,7 @@ class _Heart(threading.Thread):
     def _is_mine(self) -> bool:
         """Whether the file is there, as this thread wrote it.
 
-        One that can't be read may still be.
+        A file that can't be read may still be its own.
         """
         try:
             found = _read(self._folder)

@@ -1,6 +1,6 @@
 """Recut: converts the saved state of a lane to an edited pipeline.
 
-The lines in progress were planned for the old mix. They are read once more, with marks that say
+The lines in progress were planned for the old mix. They are read again, with marks that say
 which tokens of which source they hold. Lines that the trainer has taken are done. The tokens of the
 others become leftovers of their sources.
 """

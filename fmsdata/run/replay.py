@@ -1,4 +1,4 @@
-"""Replay: plans the lanes of a past run once more, without reading tokens or writing anything.
+"""Replay: plans the lanes of a past run again, without reading tokens or writing anything.
 
 The world and batch sizes of the run, which a checkpoint holds, say which samples were in which
 step. The content of a sample comes from planning its lane up to there, from the start of the run or

@@ -25,7 +25,7 @@ from fmsdata.core.blocks import Host
 from fmsdata.core.checks import whole
 from fmsdata.core.chunk import Item
 from fmsdata.core.lane import Lane
-from fmsdata.core.stage import Stage, endless
+from fmsdata.core.stage import Stage, endless, tokens_only
 from fmsdata.core.state import State
 from fmsdata.errors import ConfigError
 from fmsdata.planning.schedule import Segment
@@ -73,7 +73,7 @@ class Rescalable(IterableDataset[Item]):
         if not isinstance(lines, Stage):
             raise ConfigError(f"Rescalable takes a stage, got {lines!r}")
         self.lanes = whole("lanes", lanes, least=1)
-        self.lines = endless(lines, "Rescalable").settled(self.lanes)
+        self.lines = tokens_only(endless(lines, "Rescalable"), "Rescalable").settled(self.lanes)
         self.seed = whole("seed", seed, least=None)
         self.versions = Versions()  # of the files that were read, in any process
         self._newest: Samples | None = None  # the iteration whose state is that of this dataset

@@ -82,7 +82,7 @@ class Samples(Iterator[Item]):
         self.log_changes()
 
     def resume(self, state: State | Sequence[State]) -> None:
-        """Resume from a state, without a word on changes."""
+        """Resume from a state, without logging the changes."""
         self._resumed = self._data.resume(state, self._mine)
         self._data = self._resumed.data
         self._start(self._resumed.step, self._resumed.lanes)

@@ -17,16 +17,20 @@ if TYPE_CHECKING:
 
 
 class Leaf(NamedTuple):
-    """A stage with no stage below: its full name as a source, and its share of the mix."""
+    """A stage with no stage below: its full name as a source, and its share of the mix.
+
+    `top` is the stage that the mixture reads, or the pipeline without one. Its size counts in tokens.
+    """
 
     name: str
     stage: Stage
     share: float
+    top: Stage
 
 
 def source_sizes(stage: Stage) -> dict[str, int]:
     """All sources of a pipeline by full name, sorted, and the tokens of one epoch of each."""
-    return {leaf.name: leaf.stage.size().tokens for leaf in sorted(leaves(stage), key=lambda leaf: leaf.name)}
+    return {leaf.name: leaf.top.size().tokens for leaf in sorted(leaves(stage), key=lambda leaf: leaf.name)}
 
 
 def planned_shares(data: "Rescalable", begin: float, end: float) -> dict[str, float]:
@@ -34,17 +38,22 @@ def planned_shares(data: "Rescalable", begin: float, end: float) -> dict[str, fl
     return {leaf.name: leaf.share for leaf in leaves(data.lines, begin, end)}
 
 
-def leaves(stage: Stage, begin: float = 0, end: float = 0, source: str = "", share: float = 1.0) -> Iterator[Leaf]:
+def leaves(
+    stage: Stage, begin: float = 0, end: float = 0, source: str = "", share: float = 1.0, top: Stage | None = None
+) -> Iterator[Leaf]:
     """The lowest stages of a pipeline, with their shares of the tokens `begin` to `end`."""
     children = stage.children()
     if not children:
-        yield Leaf(source or stage.source_name(), stage, share)
+        yield Leaf(source or stage.source_name(), stage, share, top or stage)
     shares = _shares_between(stage, begin * share, end * share) if isinstance(stage, Mixture) else None
     for name, child in children.items():
         if shares is not None:
             yield from leaves(child, begin, end, full_name(source, name), share * shares[name])
         else:
-            yield from leaves(child, begin, end, source, share if len(children) == 1 else math.nan)
+            alone = len(children) == 1
+            yield from leaves(
+                child, begin, end, source, share if alone else math.nan, (top or stage) if alone else None
+            )
 
 
 def _shares_between(mixture: Mixture, begin: float, end: float) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 A `Rescalable` that reads the lanes of one rank of several must not be split again: a dispatcher
 reads on rank 0 for all ranks, a slicing wrapper keeps a part of what each rank reads, and the other
-lanes are lost without a word. Such wrappers call `iter()` or, before it, `set_epoch()` on the
-dataset, and they know the number of processes. So the object that calls is asked for it.
+lanes are silently lost. Such wrappers call `iter()` or, before it, `set_epoch()` on the
+dataset, and they know the number of processes. So that number is read from the object that calls.
 """
 
 import inspect

@@ -9,7 +9,7 @@ from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import StageIterator
 from fmsdata.core.lane import Lane
 from fmsdata.core.spans import BEGINS, CONTINUED, UNFINISHED
-from fmsdata.core.stage import Stage
+from fmsdata.core.stage import Stage, tokens_only
 from fmsdata.core.state import State
 
 
@@ -20,7 +20,7 @@ class Delimit(Stage):
     """
 
     def __init__(self, below: Stage, *, bos: int | None = None, eos: int | None = None) -> None:
-        super().__init__(below)
+        super().__init__(tokens_only(below, "Delimit"))
         self.bos = token("bos", bos)
         self.eos = token("eos", eos)
 

@@ -6,7 +6,6 @@ the state is two numbers: the next block of the lane, and the next document in i
 
 import copy
 import math
-import os
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -21,18 +20,17 @@ from fmsdata.core.lane import Lane
 from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, TAIL, Buffer
 from fmsdata.core.stage import Size, Stage
 from fmsdata.core.state import State, number
-from fmsdata.corpus.counts import read_counts
-from fmsdata.corpus.listing import list_shards
+from fmsdata.corpus.counts import open_source
+from fmsdata.corpus.selection import SourcePath, locate
 from fmsdata.errors import ConfigError, DataError, StateError
 from fmsdata.planning.blocks import cut_blocks
 from fmsdata.planning.lane_order import LaneOrder, PlannedBlock
 from fmsdata.prefetch.open_files import OpenFiles
-from fmsdata.prefetch.shard_files import ShardFiles
-from fmsdata.stages.strip import strip_ends
-from fmsdata.storage.location import Location
+from fmsdata.stages.strip import checked_strip, strip_ends
 from fmsdata.storage.settings import Storage
 
 BLOCK_TOKENS = 1 << 18
+TOKEN_BYTES = 4  # of text, for each token of a block
 CHUNK_DOCUMENTS, CHUNK_TOKENS = 1024, 1 << 20  # read blocks together up to this many
 NONE_STRIPPED = np.empty(0, np.int64)
 BLOCK_BITS, KEY_BITS = np.uint64(16), np.uint64(48)  # documents are sorted by block, then by key
@@ -46,18 +44,26 @@ class ShardReader(Stage):
     end after that many epochs. `folder` is saved with the state, to find the source again after it
     was removed from the mix.
 
+    Instead of a folder, `path` may be a pattern, or a list of files; or `files` selects some of the
+    folder, by names or patterns relative to it. Their order does not matter.
+
+    The documents of Parquet, JSON lines and text files are text, unless a Parquet file has a list column of
+    tokens; they go through a stage that makes tokens of them. `column` is the column, or the field of JSON.
+
     The folder may be on any filesystem that fsspec supports. `storage_options` go to that filesystem,
     such as credentials, and `storage` says how to read from it. Neither changes the documents.
 
     >>> reader = ShardReader("corpus/web", strip=[0], min_length=8)             # doctest: +SKIP
+    >>> reader = ShardReader(["a.parquet", "b.parquet"])                        # doctest: +SKIP
     >>> reader = ShardReader("s3://bucket/corpus/web", storage_options={"anon": True})     # doctest: +SKIP
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | Location,
+        path: SourcePath,
         *,
         name: str | None = None,
+        files: str | Collection[str] | None = None,
         column: str | None = None,
         strip: Collection[int] = (),
         min_length: int = 1,
@@ -67,21 +73,17 @@ class ShardReader(Stage):
         storage_options: Mapping[str, Any] | None = None,
         storage: Storage | None = None,
     ) -> None:
-        location = Location(path, storage_options, storage).listed()
+        location, self.files = locate(path, files, storage_options, storage)
         self.path = location.alone()  # without the listing, which the reader outlives
         self.name = name or self.path.name
         self.column = column
-        if isinstance(strip, str | bytes) or not isinstance(strip, Collection):
-            raise ConfigError(f"strip is {strip!r}; it must be a list of tokens")
-        self.strip = tuple(sorted({whole("a token to strip", token) for token in strip}))
+        self.strip = checked_strip(strip)
         self.min_length = whole("min_length", min_length)
         self.block_tokens = whole("block_tokens", block_tokens, least=1)
         self.max_epochs = _checked_epochs(max_epochs)
         self.folder = folder
-        self.counts = read_counts(location, column)
-        self._files = ShardFiles(
-            location=self.path, column=column, counts=self.counts, entries=list_shards(location).entries
-        )
+        self._files = open_source(location, column, self.files)
+        self.counts = self._files.counts
         if not self.counts.documents.sum():
             raise DataError(f"{self.path}: the {len(self.counts.shards)} shards hold no documents")
 
@@ -104,6 +106,7 @@ class ShardReader(Stage):
             "block_tokens": self.block_tokens,
             "max_epochs": self.max_epochs,
             "folder": self.folder,
+            **({} if self.files is None else {"files": list(self.files)}),
         }
 
     def describe(self, source: str = "") -> State:
@@ -123,6 +126,12 @@ class ShardReader(Stage):
         reader.max_epochs = max_epochs
         return reader
 
+    def without_short(self, strip: Collection[int], min_length: int) -> "ShardReader":
+        """The same source with these tokens stripped, and without documents that are then too short."""
+        reader = copy.copy(self)
+        reader.strip, reader.min_length = checked_strip(strip), whole("min_length", min_length)
+        return reader
+
     def holds_text(self) -> bool:
         return self.counts.text
 
@@ -135,10 +144,15 @@ class ShardReader(Stage):
     def source_name(self) -> str:
         return self.name
 
+    @property
+    def block_size(self) -> int:
+        """The size of blocks in what the counts count: tokens, or bytes of text."""
+        return self.block_tokens * (TOKEN_BYTES if self.counts.text else 1)
+
     def block_order(self, lane: Lane) -> LaneOrder:
         """The blocks of this source in the order in which a lane reads them."""
         return LaneOrder(
-            cut_blocks(self.counts, lane.count, self.block_tokens),
+            cut_blocks(self.counts, lane.count, self.block_size),
             lane=lane.index,
             lanes=lane.count,
             seed=lane.seed,

@@ -13,13 +13,16 @@ from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import Cursor, StageIterator
 from fmsdata.core.keys import key_of, keyed_order
 from fmsdata.core.lane import Lane
-from fmsdata.core.stage import Stage, endless
+from fmsdata.core.options import TOKENIZED_IN_WINDOWS
+from fmsdata.core.stage import Stage, endless, tokens_only
 from fmsdata.core.state import State, number, part
 from fmsdata.errors import ConfigError, StateError
 
 DISTANCE = 10_000  # items between two neighbours
 WINDOW_PER_DISTANCE = 3  # in a random order of n items, two of them are n / 3 apart on average
 EPOCH_PER_WINDOW = 8  # a window holds at most this part of a lane's epoch
+FIRST_TOKENIZED = 1 << 18  # tokens in the first windows of all lanes, over text
+GROWTH = 4  # each window is larger than the one before by a part of it, until it has its full size
 
 
 class Shuffle(Stage):
@@ -29,20 +32,33 @@ class Shuffle(Stage):
     apart on average, or `distance`: a window of three times as many. It holds at most an eighth of
     what a lane reads in one epoch of all sources. A run keeps the number that it started with.
 
+    Over text that is tokenized while it is read, the automatic windows of all lanes together hold at
+    most 32 million tokens, and the first windows are small, so that a run starts fast: they begin with
+    `first_window` items, and each is larger than the one before by a quarter until it has `window`.
+
     >>> lines = Shuffle(lines)                      # doctest: +SKIP
     >>> lines = Shuffle(lines, distance=2000)       # doctest: +SKIP
     >>> lines = Shuffle(lines, window=256)          # doctest: +SKIP
     """
 
-    def __init__(self, below: Stage, *, window: int | Literal["auto"] = "auto", distance: int | None = None) -> None:
-        super().__init__(endless(below, "Shuffle"))
+    def __init__(
+        self,
+        below: Stage,
+        *,
+        window: int | Literal["auto"] = "auto",
+        distance: int | None = None,
+        first_window: int | None = None,
+    ) -> None:
+        super().__init__(tokens_only(endless(below, "Shuffle"), "Shuffle"))
         self._distance: int | None = None  # None: the window is a number of the user's
         self._settled = False  # whether the number of lanes was known when the window was chosen
+        self.first_window = None if first_window is None else whole("first_window", first_window, least=1)
         if isinstance(window, str):
             if window != "auto":
                 raise ConfigError(f"shuffle window is {window!r}; it must be a number of lines, or 'auto'")
             self._distance = whole("shuffle distance", DISTANCE if distance is None else distance, least=1)
-            self.window = self._chosen_window(lanes=1)
+            self._own_first = first_window is not None
+            self.window, self.first_window = self._chosen_windows(lanes=1)
         elif distance is not None:
             raise ConfigError(
                 f"shuffle has a window of {window!r} lines and a distance of {distance!r}; give one of the two: "
@@ -51,20 +67,39 @@ class Shuffle(Stage):
         else:
             self.window = whole("shuffle window", window, least=1)  # 1 keeps the order
 
-    def _chosen_window(self, lanes: int) -> int:
+    def parameters(self) -> State:
+        described = super().parameters()
+        if self.first_window is None:  # as it was before there was such a parameter
+            del described["first_window"]
+        return described
+
+    def _chosen_windows(self, lanes: int) -> tuple[int, int | None]:
+        """The size of a window, and of the first."""
         window = WINDOW_PER_DISTANCE * (self._distance or DISTANCE)
         items = self.below.epoch_items()
-        return max(1, min(window, items // (lanes * EPOCH_PER_WINDOW))) if items else window
+        window = max(1, min(window, items // (lanes * EPOCH_PER_WINDOW))) if items else window
+        if not self.below.tokenizes():
+            return window, self.first_window
+        tokens = lanes * max(1, -(-self.below.window_tokens() // self.below.window_items()))  # of an item, in all lanes
+        window = max(1, min(window, TOKENIZED_IN_WINDOWS // tokens))
+        return window, self.first_window if self._own_first else max(1, min(window, FIRST_TOKENIZED // tokens))
+
+    def sizes(self) -> list[int]:
+        """The sizes of the first windows. All that follow have the size of the last of them."""
+        sizes = [min(self.window, self.first_window or self.window)]
+        while sizes[-1] < self.window:
+            sizes.append(min(self.window, sizes[-1] + max(1, sizes[-1] // GROWTH)))
+        return sizes
 
     def settled(self, lanes: int, saved: State | None = None) -> Stage:
         stage = super().settled(lanes, saved)
         if self._distance is None or not isinstance(stage, Shuffle):
             return stage
-        window = _saved_window(saved) or stage._chosen_window(lanes)
-        if stage._settled and window == stage.window:
+        windows = _saved_windows(saved) or stage._chosen_windows(lanes)
+        if stage._settled and windows == (stage.window, stage.first_window):
             return stage
         stage = copy.copy(stage)
-        stage.window, stage._settled = window, True
+        (stage.window, stage.first_window), stage._settled = windows, True
         return stage
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
@@ -76,23 +111,26 @@ class Shuffle(Stage):
         return -(-self.window // self.below.window_items()) * super().window_tokens()
 
 
-def _saved_window(saved: State | None) -> int | None:
-    """The window in the saved description of a shuffle."""
+def _saved_windows(saved: State | None) -> tuple[int, int | None] | None:
+    """The windows in the saved description of a shuffle."""
     if not isinstance(saved, Mapping) or saved.get("stage") != Shuffle.__name__:
         return None
-    window = saved.get("window")
-    return window if type(window) is int and window >= 1 else None
+    window, first = saved.get("window"), saved.get("first_window")
+    if type(window) is not int or window < 1:
+        return None
+    return window, first if type(first) is int and first >= 1 else None
 
 
 class _ShuffleIterator(StageIterator):
     """The state is the state below at the start of the window, its number, and the items taken."""
 
     def __init__(self, stage: Shuffle, lane: Lane, state: State | None) -> None:
-        self._size = stage.window
+        self._sizes = stage.sizes()
         self._key = key_of(lane.seed, "shuffle", lane.source, lane.index, stage.twins_below())
         self._below = Cursor(stage.below.open(lane, part(state, "below")))
         self._number = number(state, "window")
         self._skip = number(state, "taken")  # items of the window that were already taken
+        self._size = self._size_of(self._number)
         if self._skip >= self._size:
             raise StateError(f"'taken' is {self._skip}, but the window has only {self._size} items")
         self._anchor = self._below.state()
@@ -101,11 +139,18 @@ class _ShuffleIterator(StageIterator):
     def read(self) -> Chunk:
         if self._read:
             self._number, self._skip = self._number + 1, 0
+            self._size = self._size_of(self._number)
             self._anchor = self._below.state()
         self._read = True
         window = self._below.take(self._size)
         order = keyed_order(self._size, key_of(self._key, self._number))
         return window.take(order[self._skip :])
+
+    def next_items(self) -> int:
+        return self._size_of(self._number + 1)
+
+    def _size_of(self, number: int) -> int:
+        return self._sizes[min(number, len(self._sizes) - 1)]
 
     def state(self, taken: int) -> State:
         taken += self._skip

@@ -1,13 +1,23 @@
 """Strip: leave out given tokens at both ends of documents, for all documents of a block at once."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
+from fmsdata.core.checks import whole
 from fmsdata.core.keys import Ints
 from fmsdata.core.tokens import StoredTokens
+from fmsdata.errors import ConfigError
 
 SHORT_RUN = 8  # tokens to strip from all documents together, before long runs are handled one by one
+
+
+def checked_strip(strip: Any) -> tuple[int, ...]:
+    """The tokens to strip, sorted."""
+    if isinstance(strip, str | bytes) or not isinstance(strip, Collection):
+        raise ConfigError(f"strip is {strip!r}; it must be a list of tokens")
+    return tuple(sorted({whole("a token to strip", token) for token in strip}))
 
 
 def strip_ends(

@@ -61,7 +61,7 @@ class MappedFile:
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
         """What was read inside is of the file that was mapped, or there is an error.
 
-        A damaged file is perhaps one that has changed.
+        A file that looks damaged may have changed.
         """
         if error is None or isinstance(error, DataError):
             self.check()

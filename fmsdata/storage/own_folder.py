@@ -2,7 +2,7 @@
 
 What is read from such a folder becomes training data, and what is written there must not end up
 elsewhere. So a folder is refused if another user owns it or can write to it, no link is followed,
-and whatever is opened in it is checked once more after it was opened. That holds also if somebody
+and everything is checked again after it was opened. That holds also if somebody
 who can write to a parent exchanges the folder for another.
 """
 

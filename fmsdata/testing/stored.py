@@ -1,18 +1,24 @@
-"""The documents that are stored, read with plain pyarrow: independent of what is tested."""
+"""The documents that are stored, read with plain libraries: independent of what is tested."""
 
+import gzip
 import io
+import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyarrow import parquet
 
-from fmsdata.corpus.listing import find_shards
+from fmsdata.corpus.listing import list_shards
+from fmsdata.corpus.selection import check_files
+from fmsdata.corpus.tokenizer import Tokenizer, open_tokenizer
 from fmsdata.errors import DataError
+from fmsdata.formats.compression import zstd_library
 from fmsdata.storage.local import Recent
 from fmsdata.storage.location import Location
 
@@ -23,9 +29,10 @@ RECENT_BATCHES, REMOTE_BUFFER = 4, 1 << 20  # of a remote shard
 
 
 class StoredDocuments(Mapping[Document, npt.NDArray[np.int64]]):
-    """All documents that an epoch must contain, read with plain pyarrow, each when it is requested.
+    """All documents that an epoch must contain, read with plain libraries, each when it is requested.
 
-    Stripped tokens are -1.
+    Stripped tokens are -1. Text becomes tokens with `tokenizer` (see `fmsdata.Tokenize`); without it, its
+    tokens are its bytes. `files` are those of sources that do not read their whole folder.
 
     >>> StoredDocuments({"web": "corpus/web"})["web", "part-0.arrow", 17]     # doctest: +SKIP
     array([ 10, 522,  73])
@@ -39,15 +46,19 @@ class StoredDocuments(Mapping[Document, npt.NDArray[np.int64]]):
         min_length: int = 1,
         column: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        tokenizer: object = "bytes",
+        files: Mapping[str, Sequence[str] | None] | None = None,
     ) -> None:
         self._folders = {source: Location(folder, storage_options) for source, folder in sources.items()}
+        self._files = {source: check_files((files or {}).get(source)) for source in sources}
+        self._tokenizer = open_tokenizer(tokenizer)
         self._strip, self._min_length, self._column = np.array(sorted(strip), np.int64), max(1, min_length), column
-        self._shards: Recent[_PlainShard] = Recent(OPEN_SHARDS)
+        self._shards: Recent[_PlainShard | _PlainText] = Recent(OPEN_SHARDS)
 
     def __getitem__(self, document: Document) -> npt.NDArray[np.int64]:
         source, shard, number = document
         path = self._folders[source] / shard
-        opened = self._shards.get(path.url, lambda: _PlainShard(path, self._column))
+        opened = self._shards.get(path.url, lambda: self._open(path))
         if number >= opened.documents:
             raise KeyError(document)
         tokens = opened.document(number)
@@ -60,13 +71,18 @@ class StoredDocuments(Mapping[Document, npt.NDArray[np.int64]]):
 
     def __iter__(self) -> Iterator[Document]:
         for source, folder in self._folders.items():
-            for name in find_shards(folder).names:
-                shard = _PlainShard(folder / name, self._column)
+            for name in list_shards(folder, self._files[source]).names:
+                shard = self._shards.get((folder / name).url, partial(self._open, folder / name))
                 documents = ((source, name, number) for number in range(shard.documents))
                 yield from (document for document in documents if document in self)
 
     def __len__(self) -> int:
         return self._count
+
+    def _open(self, path: Location) -> "_PlainShard | _PlainText":
+        return (_PlainShard if path.name.endswith(".arrow") else partial(_PlainText, self._tokenizer))(
+            path, self._column
+        )
 
     @cached_property
     def _count(self) -> int:
@@ -80,11 +96,11 @@ def stored_documents(
     min_length: int = 1,
     column: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    **text: Any,
 ) -> dict[Document, npt.NDArray[np.int64]]:
     """All documents that an epoch must contain, in memory. See `StoredDocuments`."""
-    return dict(
-        StoredDocuments(sources, strip=strip, min_length=min_length, column=column, storage_options=storage_options)
-    )
+    options: Any = {"strip": strip, "min_length": min_length, "column": column, "storage_options": storage_options}
+    return dict(StoredDocuments(sources, **options, **text))
 
 
 class _PlainShard:
@@ -118,6 +134,38 @@ class _PlainShard:
         if self._listed:
             values = values[number - self._ends[batch]].values  # counted from the end of the batch
         return np.array([] if values is None else values, np.int64)
+
+
+class _PlainText:
+    """A file of another format, as pyarrow, gzip, zstandard and json read it."""
+
+    def __init__(self, tokenizer: Tokenizer, path: Location, column: str | None) -> None:
+        self._tokenizer = tokenizer
+        data = path.read_bytes()
+        self._values: list[Any]
+        if path.name.endswith(".parquet"):
+            table = parquet.read_table(io.BytesIO(data))
+            self._values = table.column(column or ("text" if "text" in table.column_names else "tokens")).to_pylist()
+        else:
+            if path.name.endswith(".gz"):
+                data = gzip.decompress(data)
+            elif path.name.endswith(".zst"):
+                library = zstd_library()
+                decompressor = library.ZstdDecompressor(max_window_size=1 << 31)
+                data = decompressor.stream_reader(data, read_across_frames=True).read()
+            lines = data.decode("utf-8-sig").split("\n")
+            lines = [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
+            if ".jsonl" in path.name:
+                self._values = [json.loads(line)[column or "text"] if line.strip() else None for line in lines]
+            else:
+                self._values = lines
+        self.documents = len(self._values)
+
+    def document(self, number: int) -> npt.NDArray[np.int64]:
+        value = self._values[number] or ""
+        if isinstance(value, list):
+            return np.array(value, np.int64)
+        return self._tokenizer.encode([value if isinstance(value, str) else value.decode()])[0].astype(np.int64)
 
 
 def _open_remote(path: Location) -> io.BufferedReader:

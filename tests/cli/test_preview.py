@@ -106,7 +106,7 @@ def test_a_tokenizer_turns_ids_into_text_that_can_not_harm_a_terminal(config: Pa
 def test_wrong_input_is_one_line(config: Path, tokenizer: Path) -> None:
     for arguments, words in (
         (["--tokenizer", config], "is not a tokenizer that the library"),
-        (["--tokenizer", tokenizer.parent], "takes a tokenizer.json, or a folder that holds one"),
+        (["--tokenizer", tokenizer.parent], "the folder holds no tokenizer.json"),
         (["--rank", "2", "--world-size", "2"], "rank is 2 of world size 2"),
     ):
         done = run("preview", config, *arguments)

@@ -415,8 +415,8 @@ def test_a_file_is_laid_over_those_it_includes(tmp_path: Path, monkeypatch: pyte
     )
     assert (told.seed, told.lanes, told.checkpoint, told.loader.batch_size, told.loader.prefetch) == (9, 5, None, 7, 2)
     assert {name: dict(source) for name, source in (told.sources or {}).items()} == {
-        "b": {"weight": 3, "path": "deep/b", "max_epochs": None},
-        "c": {"weight": 4, "path": None, "max_epochs": 2},
+        "b": {"weight": 3, "path": "deep/b", "files": None, "max_epochs": None},
+        "c": {"weight": 4, "path": None, "files": None, "max_epochs": 2},
     }
     kept = read(tmp_path, "include: shared/one.yaml\nsources:\n  # a: {weight: 3}\n")
     assert set(kept.sources or {}) == {"a", "b"}, "a section that has nothing in it removes nothing"
@@ -454,9 +454,9 @@ def test_anchors_and_merge_keys_share_values(tmp_path: Path) -> None:
         "sources:\n  a: *small\n  b: {<<: *small, weight: 3}\n  c: {<<: [*deep, *small]}\n",
     )
     assert {name: dict(source) for name, source in (told.sources or {}).items()} == {
-        "a": {"weight": 1, "path": None, "max_epochs": 2},
-        "b": {"weight": 3, "path": None, "max_epochs": 2},
-        "c": {"weight": 1, "path": "deep", "max_epochs": 2},
+        "a": {"weight": 1, "path": None, "files": None, "max_epochs": 2},
+        "b": {"weight": 3, "path": None, "files": None, "max_epochs": 2},
+        "c": {"weight": 1, "path": "deep", "files": None, "max_epochs": 2},
     }
     wrong = WHOLE + "x-small: &small\n  weigth: 1\nsources:\n  a: {<<: *small}\n"
     assert refused(tmp_path, wrong) == "run.yaml:4: sources.a.weigth: unknown key; did you mean 'weight'?"

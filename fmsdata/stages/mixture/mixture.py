@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fmsdata.core.iterator import StageIterator
 from fmsdata.core.lane import Lane, full_name
-from fmsdata.core.stage import Stage
+from fmsdata.core.stage import Stage, tokens_only
 from fmsdata.core.state import State
 from fmsdata.errors import ConfigError
 from fmsdata.stages.mixture.iterator import MixtureIterator
@@ -39,6 +39,7 @@ class Mixture(Stage):
         for name, stage in sources.items():
             if not isinstance(name, str) or not isinstance(stage, Stage):
                 raise ConfigError(f"source {name!r} is {stage!r}; sources must be a dict of stages by name")
+            tokens_only(stage, f"source {name!r} of a Mixture")
         self.sources = {name: sources[name] for name in sorted(sources)}
         self.find = find
         self.set_weights(as_shares(self.sources, weights), checked_phases(self.sources, phases))

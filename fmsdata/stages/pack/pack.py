@@ -4,21 +4,23 @@ A new mode is a file of its own, an entry in `MODES` and its name in `fmsdata.co
 mode that does not keep the order of the documents has an iterator of its own.
 """
 
+import copy
+from collections.abc import Mapping
 from typing import Protocol
 
 from fmsdata.core.checks import flag, token, whole
 from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import StageIterator
 from fmsdata.core.lane import Lane
-from fmsdata.core.options import Mode
-from fmsdata.core.stage import Stage, endless
+from fmsdata.core.options import TOKENIZED_IN_WINDOWS, Mode
+from fmsdata.core.stage import Stage, endless, tokens_only
 from fmsdata.core.state import State
 from fmsdata.errors import ConfigError
 from fmsdata.stages.pack import pad, split
 from fmsdata.stages.pack.bestfit import BestFitMode
 from fmsdata.stages.pack.cut import CutMode
 
-WINDOW = 512  # `bestfit` packs this many lines' worth of documents together
+WINDOW, LEAST_WINDOW = 512, 64  # `bestfit` packs this many lines' worth of documents together
 
 
 class PackMode(Protocol):
@@ -56,9 +58,10 @@ class Pack(Stage):
     that changing the mode is one edit.
 
     With `mode="bestfit"`, documents are placed where they fit best, in windows of `window` lines'
-    worth of tokens. `bol` is the BOS that begins every line, every document in it and every piece
-    of a document that is longer than a line. A line holds at most `max_documents` of them. With
-    `crop`, lines are not padded: a line gets a few tokens too many, and those are thrown away.
+    worth of tokens: 512, or fewer over text that is tokenized while it is read. `bol` is the BOS that
+    begins every line, every document in it and every piece of a document that is longer than a line.
+    A line holds at most `max_documents` of them. With `crop`, lines are not padded: a line gets a few
+    tokens too many, and those are thrown away.
 
     >>> lines = Pack(docs, seq_len=4097, mode="split")                     # doctest: +SKIP
     >>> lines = Pack(docs, seq_len=4097, mode="bestfit", bol=1, pad=0)     # doctest: +SKIP
@@ -75,9 +78,9 @@ class Pack(Stage):
         pad: int | None = None,
         crop: bool = False,
         max_documents: int | None = None,
-        window: int = WINDOW,
+        window: int | None = None,
     ) -> None:
-        super().__init__(endless(below, "Pack"))
+        super().__init__(tokens_only(endless(below, "Pack"), "Pack"))
         if mode not in MODES:
             raise ConfigError(f"pack mode is {mode!r}; it must be {' or '.join(map(repr, MODES))}")
         self.mode = mode
@@ -91,11 +94,23 @@ class Pack(Stage):
             )
         self.crop = flag("crop", crop)
         self.max_documents = None if max_documents is None else whole("max_documents", max_documents, least=1)
-        self.window = whole("pack window", window, least=1)
+        self.window = WINDOW if window is None else whole("pack window", window, least=1)
+        self._own_window = window is not None
         check_options(mode, bol=bol, eol=eol, pad=pad, crop=crop, max_documents=max_documents)
         padding = token("pad", pad)
-        # What has no effect is no part of the description: a run may add or drop it.
+        # A value without effect is left out of the description, so a run may add or drop it.
         self.pad = None if MODES[mode].fills_lines or crop else padding
+
+    def settled(self, lanes: int, saved: State | None = None) -> Stage:
+        stage = super().settled(lanes, saved)
+        if self._own_window or self.mode != "bestfit" or not self.below.tokenizes() or not isinstance(stage, Pack):
+            return stage
+        most = TOKENIZED_IN_WINDOWS // (lanes * self.seq_len)
+        window = _saved_window(saved) or min(WINDOW, max(LEAST_WINDOW, most))
+        if window != stage.window:
+            stage = copy.copy(stage)
+            stage.window = window
+        return stage
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
         return MODES[self.mode].open(self, lane, state)
@@ -112,6 +127,12 @@ class Pack(Stage):
 
     def window_items(self) -> int:
         return self.window if self.mode == "bestfit" else 1
+
+
+def _saved_window(saved: State | None) -> int | None:
+    """The window in the saved description of best-fit packing."""
+    window = saved.get("window") if isinstance(saved, Mapping) and saved.get("stage") == Pack.__name__ else None
+    return window if type(window) is int and window >= 1 else None
 
 
 def check_options(
