@@ -1,7 +1,8 @@
 """The order of the rows of a mixture.
 
 Row `i` of a source with share `w` is due at `(i + u) / w`, where `u` in [0, 1) is drawn for each row.
-The row that is due first comes next, so at any moment each source is within two rows of its share.
+The row that is due first comes next, so a source is always fewer rows off its share than there are
+sources.
 Any part of the order is found alone: the rows that are due near it are sorted.
 
 A source is an endless sequence of passes. Its *cursor* is a place in that sequence, counted over

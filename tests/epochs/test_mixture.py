@@ -49,7 +49,10 @@ def test_without_weights_an_epoch_is_each_row_once(sizes: dict[str, int], world_
 @given(SIZES, st.data())
 @settings(max_examples=40, deadline=None)
 def test_shares_hold_at_every_moment_and_passes_are_whole(sizes: dict[str, int], data: st.DataObject) -> None:
-    """Each source is within two rows of its share, and none of its rows comes again before all others came."""
+    """Each source is fewer rows off its share than there are sources.
+
+    None of its rows comes again before all others came.
+    """
     weights = {name: data.draw(st.sampled_from([0.05, 0.5, 1, 3])) for name in sizes}
     mix = mixture(sizes, weights=weights, epoch_size=42)
     ranks = Ranks(mix, global_batch=4, world_size=2, seed=3)
@@ -61,7 +64,8 @@ def test_shares_hold_at_every_moment_and_passes_are_whole(sizes: dict[str, int],
             counts[name] += 1
             passes[name].append(row)
         for name, weight in weights.items():
-            assert abs(counts[name] - weight / total * (number + 1) * 4) <= 2
+            share = weight / total
+            assert abs(counts[name] - share * (number + 1) * 4) <= 1 - share + share * (len(sizes) - 1) + 1e-9
     for name, rows in passes.items():
         for at in range(0, len(rows) // sizes[name] * sizes[name], sizes[name]):
             assert sorted(rows[at : at + sizes[name]]) == list(range(sizes[name]))
