@@ -29,7 +29,7 @@ def encode(
     """A file of texts. Null is an empty line where there is no null."""
     if suffix == "parquet":
         sink = io.BytesIO()
-        array = pa.array(texts, pa.string())
+        array: Any = pa.array(texts, pa.string())
         array = array.dictionary_encode() if kind == "dictionary" else array.cast(kind or pa.string())
         pq.write_table(pa.table({"id": range(len(texts)), column: array}), sink, row_group_size=rows)
         return sink.getvalue()

@@ -24,6 +24,9 @@ COMMANDS = {  # in the order of --help; each summary is the first line of the fu
     "audit": "Prove on your own data that the stream is the same at any scale, no token lost or repeated.",
     "trace": "Show the documents of a step (--step), or the steps that read a document (--document).",
     "index": "Count documents and tokens of every shard below a folder, and write FOLDER/meta/counts.csv.",
+    "prepare": "Make token shards of text files, with counts: resumable, on all cores or on a Ray cluster.",
+    "verify": "Read a whole corpus and report what is wrong: damage, counts, token ids, bad text, duplicates.",
+    "convert": "Write token shards again, in another layout, token type or shard size.",
     "schema": "Print the JSON schema of the configuration, for completion and checks in an editor.",
 }
 IN_TERMINAL = sys.stdout.isatty()

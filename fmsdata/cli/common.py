@@ -40,6 +40,14 @@ StorageOptions = Annotated[
         show_default=False,
     ),
 ]
+OutputOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE",
+        help="The same for the filesystem of OUTPUT, if it differs.",
+        show_default="those of --storage-options",
+    ),
+]
 Rank = Annotated[int, typer.Option(help="The data-parallel rank to look at.")]
 WorldSize = Annotated[int, typer.Option(help="The number of data-parallel ranks.")]
 

@@ -313,6 +313,11 @@ def _doubled_sources(readers: Mapping[str, ShardReader]) -> Iterator[str]:
     """Sources whose folders are copies of one another, or inside one another."""
     for first, second in combinations(readers, 2):
         a, b = readers[first], readers[second]
+        if a.files is not None or b.files is not None:
+            shared = sorted(_files(a) & _files(b))
+            if shared:
+                yield f"sources {first!r} and {second!r} both read {len(shared):,} files, such as {shared[0]}"
+            continue
         if a.path.url == b.path.url:
             continue
         if a.counts.digest == b.counts.digest and counts_tell_apart(a.counts):
@@ -323,3 +328,8 @@ def _doubled_sources(readers: Mapping[str, ShardReader]) -> Iterator[str]:
                     f"{inner.path} is a folder inside another source, {outer.path}: "
                     "both read its documents; name the folders beside it instead"
                 )
+
+
+def _files(reader: ShardReader) -> set[str]:
+    folder = reader.path.absolute()
+    return {f"{folder}/{shard}" for shard in reader.counts.shards}

@@ -14,7 +14,8 @@ from fmsdata.config.read import read_config
 from fmsdata.config.sections import Config, DocumentsConfig, PhaseConfig, SourceConfig
 from fmsdata.core.checks import suggestion
 from fmsdata.core.stage import Stage
-from fmsdata.corpus.listing import all_shards, arrow_first, find_shards, is_leftover
+from fmsdata.corpus.listing import VALIDATION, all_shards, arrow_first, find_shards, held_out, is_leftover
+from fmsdata.corpus.selection import has_patterns
 from fmsdata.errors import ConfigError, DataError
 from fmsdata.formats import SUFFIXES, format_of
 from fmsdata.loader.loader import StatefulDataLoader
@@ -199,6 +200,11 @@ def _source_paths(root: Location, sources: Mapping[str, SourceConfig] | None) ->
         raise DataError(f"{root}: {root.why_no_folder()}; check `path`")
     if sources is None:
         return _folders_with_shards(root)
+    for name, source in sources.items():
+        if source.path is not None and has_patterns([source.path]) and not (root / source.path).exists():
+            raise ConfigError(
+                f"sources.{name}.path: {source.path!r} is a pattern; name the folder, and use `files` for it"
+            )
     root = root.listed(*(source.path or name for name, source in sources.items()))
     paths = {name: root / (source.path or name) for name, source in sources.items()}
     for name, path in paths.items():
@@ -226,6 +232,8 @@ def _folders_with_shards(root: Location) -> dict[str, Location]:
             names += [f"{folder}/{name}" for name in all_shards(root / folder).names if folder != "meta"]
         names, others = arrow_first(names)
     found = sorted({shard.partition("/")[0] for shard in names if "/" in shard})
+    if VALIDATION in found:  # what `fmsdata prepare` held out is no source, unless it is named
+        found = [name for name in found if name not in held_out(root)]
     kinds = {format_of(shard).kind for shard in names if "/" in shard}
     loose = [shard for shard in names if "/" not in shard and format_of(shard).kind in kinds]
     if found and loose:

@@ -6,7 +6,7 @@ Rows write paths in many ways, with more or fewer of the parent folders. Each sh
 import csv
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TypeAlias
@@ -36,6 +36,17 @@ def find_counts(folder: Location, shards: list[str], *, some: bool = False) -> t
         if counts:
             return counts, root
     return {}, None
+
+
+def all_counts(root: Location, shards: Sequence[str]) -> dict[str, Count]:
+    """The counts of all shards below a folder that have any, each from the `meta` folder nearest to it."""
+    counts: dict[str, Count] = {}
+    for folder in sorted({shard.rpartition("/")[0] for shard in shards}, key=lambda folder: -folder.count("/")):
+        inside = f"{folder}/" if folder else ""
+        below = [shard.removeprefix(inside) for shard in shards if shard.startswith(inside)]
+        found, _ = find_counts(root / folder if folder else root, below)
+        counts = {inside + shard: count for shard, count in found.items()} | counts
+    return counts
 
 
 def counts_files(root: Location) -> list[Location]:

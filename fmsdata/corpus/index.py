@@ -7,14 +7,13 @@ whose name has `counts` in it. So their files are only compared, unless a user a
 import csv
 import io
 import os
-import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from fmsdata.core.wording import counted, few
 from fmsdata.corpus.counts import count_shards, entries_of
 from fmsdata.corpus.counts_csv import HEADER, INDEX, Count, CountsTable, Parts, all_counts_files, read_rows
-from fmsdata.corpus.listing import ARROW, all_shards, note_of_copies, note_of_others, note_of_skipped
+from fmsdata.corpus.listing import all_shards, by_kind, note_of_copies, note_of_others, note_of_skipped
 from fmsdata.corpus.text_indexing import IndexedText, index_text
 from fmsdata.corpus.tokenizer import Tokenizer
 from fmsdata.errors import CountsError, DataError
@@ -71,7 +70,7 @@ def index_corpus(
     if not found.names:
         raise DataError(f"{root}: no files ending in {', '.join(SUFFIXES)} below it; check the path")
     notes = [note_of_skipped(found.skipped)] if found.skipped else []
-    names, not_arrow = _by_kind(found.names)
+    names, not_arrow = by_kind(found.names)
     if len(names) + len(not_arrow) < len(found.names):
         notes.append(note_of_others([name for name in found.names if name not in {*names, *not_arrow}]))
     text, with_tokens = index_text(root, entries_of(root, found.only(not_arrow)), column, tokenizer)
@@ -130,11 +129,11 @@ def index_corpus(
     return _indexed(target, counts, notes, text, written=written)
 
 
-def _by_kind(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Arrow shards, and files of other formats in folders without Arrow shards."""
-    arrow = [name for name in names if name.endswith(ARROW)]
-    folders = {posixpath.dirname(name) for name in arrow}
-    return arrow, [name for name in names if not name.endswith(ARROW) and posixpath.dirname(name) not in folders]
+def write_counts(root: Location, counts: Mapping[str, Count]) -> Location:
+    """Write the counts of a corpus that was just made, as `index_corpus` would."""
+    file = root / "meta" / OWN
+    file.write_bytes(_table(counts))
+    return file
 
 
 def _indexed(

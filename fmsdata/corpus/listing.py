@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from fmsdata.core.wording import counted
 from fmsdata.corpus.selection import Files, has_patterns, select
-from fmsdata.errors import DataError
+from fmsdata.errors import DataError, DeniedError, MissingError
 from fmsdata.formats import SUFFIXES, format_of
 from fmsdata.planning.counts import Counts
 from fmsdata.storage.clients.base import Entry
-from fmsdata.storage.local import FileId, list_files, list_ids
+from fmsdata.storage.local import FileId, file_entry, list_files, list_ids
 from fmsdata.storage.location import Location
 
 ARROW = ".arrow"
@@ -30,6 +30,9 @@ COPIED = re.compile(
     r"|copy[ _-]of[ _-](?P<of_>.+)",
     re.IGNORECASE,
 )
+VALIDATION = "validation"  # the folder with the documents that `fmsdata prepare` held out
+UNFINISHED = ".fmsdata-prepare"  # the folder with its work in progress
+MANIFEST = "fmsdata-prepare.json"  # in `meta` of a corpus that `fmsdata prepare` wrote
 ENOUGH_DOCUMENTS = 100  # so that two shards don't have the same counts by chance
 MOST_CHECKED = 100
 
@@ -83,6 +86,13 @@ def arrow_first(names: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     return (arrow, tuple(name for name in names if not name.endswith(ARROW))) if arrow else (list(names), ())
 
 
+def by_kind(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Arrow shards, and files of other formats in folders without Arrow shards."""
+    arrow = [name for name in names if name.endswith(ARROW)]
+    folders = {posixpath.dirname(name) for name in arrow}
+    return arrow, [name for name in names if not name.endswith(ARROW) and posixpath.dirname(name) not in folders]
+
+
 def list_shards(folder: Location, files: Files = None) -> ShardList:
     """The shards of a source, of which there must be at least one, all of one kind unless `files` selects them."""
     if files is not None:
@@ -101,6 +111,30 @@ def list_shards(folder: Location, files: Files = None) -> ShardList:
         raise DataError(f"{folder}: {folder.why_no_folder()}; check `path` of the source")
     only = f" ({note_of_skipped(found.skipped)})" if found.skipped else _found_instead(folder)
     raise DataError(f"{folder}: no shards; a source is a folder with files ending in {', '.join(SUFFIXES)}{only}")
+
+
+def shard_entries(folder: Location) -> list[Entry]:
+    """The shards of all sources below a folder, at least one, with their sizes and versions."""
+    found = all_shards(folder) if folder.local is None or folder.is_dir() else ShardList([])
+    names = sorted(name for names in by_kind(found.names) for name in names) or list_shards(folder).names
+    if folder.local is None:
+        return [entry for entry in found.entries if entry.name in set(names)]
+    entries = []
+    for name in names:
+        try:
+            entries.append(file_entry(folder.local, name))
+        except OSError as error:
+            raise DataError(f"{folder / name}: cannot be read: {error.strerror}") from None
+    return entries
+
+
+def held_out(root: Location) -> set[str]:
+    """The folders of a corpus that are no sources: the documents that `fmsdata prepare` held out."""
+    try:
+        files = (root / "meta").level().files
+    except (DeniedError, MissingError):
+        return set()
+    return {VALIDATION} if any(entry.name == MANIFEST for entry in files) else set()
 
 
 def _selected(folder: Location, files: Sequence[str]) -> ShardList:

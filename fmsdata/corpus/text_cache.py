@@ -49,22 +49,34 @@ class TextCache:
             make_own_folder(str(self.folder.parent))
             make_own_folder(str(self.folder))
         except OSError as error:
-            raise ConfigError(
-                f"{self.folder}: can't be written ({error.strerror}), but it has to hold what is made of text files; "
-                "set storage.cache (or the variable XDG_CACHE_HOME) to a writable folder"
-            ) from None
+            raise self.unwritable(error) from None
+
+    def unwritable(self, error: OSError) -> ConfigError:
+        """The error for a folder that can't be written to."""
+        return ConfigError(
+            f"{self.folder}: can't be written ({error.strerror or error}), but it has to hold what is made of text "
+            "files; set storage.cache (or the variable XDG_CACHE_HOME) to a writable folder with room"
+        )
+
+    def clean(self, path: Path) -> None:
+        """Remove what a killed process left of a file, while nobody else writes it."""
+        for left in self.folder.glob(f".{path.name}.*.unfinished"):
+            left.unlink(missing_ok=True)
 
     @contextmanager
     def lock(self, key: str) -> Iterator[None]:
         """Only one process of this user works on something at a time. A killed process does not hold the lock."""
         self.make()
         path = self.path(key, "lock")
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise self.unwritable(error) from None
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                log.info("waiting for another process that indexes %s", key.partition("\n")[0])
+                log.warning("waiting for another process that indexes or copies %s", key.partition("\n")[0])
                 fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:

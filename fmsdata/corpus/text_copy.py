@@ -54,6 +54,8 @@ def copy_files(
         return paths
     with cache.lock(f"{folder.absolute().url}\ncopies"):
         missing = [file for file in needed if not paths[file.name].is_file()]
+        for file in missing:
+            cache.clean(paths[file.name])
         if missing:
             size = sum(entries[file.name].nbytes for file in missing)
             log.warning(
@@ -118,8 +120,8 @@ def make_copy(folder: Location, file: Entry, column: str | None, target: Path, d
         return target.stat().st_size
     except OSError as error:
         raise ConfigError(
-            f"{target.parent}: can't hold a copy of {folder / file.name} ({error.strerror}); set storage.cache to a "
-            "folder with room, compress the file in smaller frames, or prepare the corpus"
+            f"{target.parent}: can't hold a copy of {folder / file.name} ({error.strerror or error}); set "
+            "storage.cache to a folder with room, compress the file in smaller frames, or prepare the corpus"
         ) from None
 
 

@@ -167,7 +167,7 @@ def _keep(cache: TextCache, folder: Location, file: Entry, entry: TextEntry) -> 
         try:
             write_whole(cache.path(key, "index"), write_table(TextIndex({file.name: entry})))
         except OSError as error:
-            raise ConfigError(f"{cache.folder} can't be written ({error.strerror})") from None
+            raise cache.unwritable(error) from None
 
 
 def _beside(

@@ -14,10 +14,11 @@ import pyarrow as pa
 
 from fmsdata.core.blocks import Block
 from fmsdata.core.keys import Ints, offsets
-from fmsdata.core.ranges import Range, inside
+from fmsdata.core.ranges import Range
 from fmsdata.core.tokens import Tokens
 from fmsdata.errors import DataError
 from fmsdata.formats.base import (
+    Data,
     Decoded,
     Documents,
     InMemory,
@@ -29,7 +30,7 @@ from fmsdata.formats.base import (
     keep_nothing,
     read_ranges,
 )
-from fmsdata.formats.damage import Guarded, Truncated
+from fmsdata.formats.damage import DAMAGE, Guarded, Truncated
 from fmsdata.formats.fetched import Fetched, in_parts
 from fmsdata.formats.lines import NOT_UTF8
 from fmsdata.formats.lists import flatten_lists, holds_lists
@@ -37,7 +38,6 @@ from fmsdata.formats.text import is_utf8
 
 MAGIC = b"PAR1"
 TAIL = 1 << 16  # bytes at the end of a file that are read first
-BEHIND = 100  # bytes that pyarrow may read behind a column, for files of old writers
 NAMES = ("text", "tokens")  # of the column, if the user names none
 NOT_WHOLE = "not a complete Parquet file"
 OWN, PER_GROUP = 4096, 512  # bytes of a layout
@@ -66,21 +66,14 @@ class ParquetRows:
             schema: pa.Schema = self.metadata.schema.to_arrow_schema()
             self.column, self.text = choose_column(schema, column, name)
             self.groups: int = self.metadata.num_row_groups
-            self.columns = self._leaves()
             rows = np.array([self.metadata.row_group(i).num_rows for i in range(self.groups)], np.int64)
             if (rows < 0).any() or rows.sum(dtype=np.float64) >= 1 << 62:
                 raise Truncated("its row groups have no valid number of rows")
-            start = np.array([_start(column) for column in self.columns], np.int64)
-            length = np.array([column.total_compressed_size for column in self.columns], np.int64)
-            if not inside(start, length, size):
-                raise Truncated("its row groups point outside the file")
-        stop = np.minimum(start + length + BEHIND, size)
-        self._places = list(map(Range, start.tolist(), stop.tolist()))
+            self._places = self._locate()
+            self.group_bytes = self._sizes()  # of each row group, when it is decoded; roughly
         self.first_row = offsets(rows)
         self.documents = int(self.first_row[-1])
-        sizes = [column.total_uncompressed_size for column in self.columns]
-        self.group_bytes = [max(0, each) for each in sizes]  # of each row group, when it is decoded; roughly
-        self.known_tokens: int | None = None if self.text else self._known_tokens()
+        self.known_tokens: int | None = None  # the footer does not say
 
     def estimate(self) -> int:
         """About how many bytes of text, from the footer alone: always the same number for the same file."""
@@ -91,31 +84,39 @@ class ParquetRows:
         rows = self.first_row
         return range(int(rows.searchsorted(first, "right")) - 1, int(rows.searchsorted(stop, "left")))
 
-    def _leaves(self) -> list[Any]:
-        """The metadata of the column in each row group."""
-        for leaf in range(self.metadata.num_columns):
-            if self.metadata.schema.column(leaf).path.split(".")[0] == self.column:
-                return [self.metadata.row_group(group).column(leaf) for group in range(self.groups)]
-        raise Truncated(f"its footer lacks the column {self.column!r}")
+    def _locate(self) -> list[Range]:
+        """Where the column is in each row group: what pyarrow asks for, from a file without any bytes."""
+        file = _Part(memoryview(b""), 0, self._size)
+        opened = self._open(file)
+        places = []
+        for group in range(self.groups):
+            file.missing = None
+            try:
+                opened.read_row_group(group, columns=[self.column], use_threads=False)
+            except (Truncated, *DAMAGE):
+                if file.missing is None:
+                    raise
+            places.append(Range(0, 0) if file.missing is None else file.missing)
+        return places
 
-    def _known_tokens(self) -> int | None:
-        """The number of tokens, if the footer says: rows without tokens count as nulls."""
-        total = 0
-        for column in self.columns:
-            statistics = column.statistics if column.is_stats_set else None
-            if statistics is None or not statistics.has_null_count:
-                return None
-            total += int(column.num_values - statistics.null_count)
-        return total if total >= 0 else None
+    def _sizes(self) -> list[int]:
+        """The bytes of the column in each row group. (pyarrow has located them: it ends the process otherwise.)"""
+        paths = [self.metadata.schema.column(leaf).path for leaf in range(self.metadata.num_columns)]
+        leaf = next((i for i, path in enumerate(paths) if f"{path}.".startswith(f"{self.column}.")), None)
+        if leaf is None:
+            raise Truncated(f"its footer lacks the column {self.column!r}")
+        columns = (self.metadata.row_group(group).column(leaf) for group in range(self.groups))
+        return [max(0, column.total_uncompressed_size) for column in columns]
 
-    def _decode(self, group: int, data: memoryview) -> Decoded:
+    def _open(self, file: "_Part") -> Any:
         import pyarrow.parquet as pq
 
+        return pq.ParquetFile(pa.PythonFile(file, "r"), metadata=self.metadata, pre_buffer=False)
+
+    def _decode(self, group: int, data: memoryview) -> Decoded:
         with Guarded(self.name):
-            file: Any = pq.ParquetFile(
-                pa.PythonFile(_Part(data, self._places[group].start, self._size), "r"), metadata=self.metadata
-            )
-            column = file.read_row_group(group, columns=[self.column], use_threads=False).column(0)
+            file = _Part(data, self._places[group].start, self._size)
+            column = self._open(file).read_row_group(group, columns=[self.column], use_threads=False).column(0)
             rows = int(self.first_row[group + 1] - self.first_row[group])
             if len(column) != rows:
                 raise Truncated(f"row group {group} has {len(column)} rows, not {rows}")
@@ -160,11 +161,7 @@ class ParquetShard(ParquetRows):
 
     def tokens(self) -> int:
         """The number of tokens; of text, the estimated number of bytes."""
-        if self.text:
-            return self.estimate()
-        if self.known_tokens is None:
-            return sum(len(self._read(group).tokens) for group in range(self.groups))
-        return self.known_tokens
+        return self.estimate() if self.text else sum(len(self._read(group).tokens) for group in range(self.groups))
 
     def _read(self, group: int) -> Decoded:
         return self._decode(group, self._data.read(*self._places[group]))
@@ -181,17 +178,19 @@ class ParquetLayout(ParquetRows):
         """The documents `first` to `stop - 1`, of which there must be at least one."""
         found = {group: find_kept(self.keep, group) for group in self.groups_of(first, stop)}
         missing = [group for group, decoded in found.items() if decoded is None]
-        if missing:
-            for group, data in zip(missing, (yield [self._places[each] for each in missing]), strict=True):
-                decoded = self._decode(group, memoryview(data))
-                found[group] = self.keep(group, lambda decoded=decoded: decoded)  # type: ignore[misc]
+        fetched = [group for group in missing if self._places[group] != (0, 0)]
+        data: dict[int, Data] = {}
+        if fetched:
+            data = dict(zip(fetched, (yield [self._places[group] for group in fetched]), strict=True))
+        for group in missing:
+            decoded = self._decode(group, memoryview(data.get(group, b"")))
+            found[group] = self.keep(group, lambda decoded=decoded: decoded)  # type: ignore[misc]
         return self._block(first, stop, [decoded for decoded in found.values() if decoded is not None])
 
     def tokens(self) -> Reading[int]:
         """The number of tokens; of text, the estimated number of bytes."""
-        yield from ()
-        if self.text or self.known_tokens is not None:
-            return self.estimate() if self.known_tokens is None else self.known_tokens
+        if self.text:
+            return self.estimate()
         total: int = 0
         for group in range(self.groups):
             low, high = self.first_row[group : group + 2].tolist()
@@ -276,12 +275,6 @@ def _texts(column: Any) -> tuple[Tokens, Ints]:
     return np.frombuffer(data or b"", np.uint8)[places[0] : places[-1]], places - places[0]
 
 
-def _start(column: Any) -> int:
-    """Where a column starts. The dictionary comes first, if there is one."""
-    dictionary = column.dictionary_page_offset if column.has_dictionary_page else None
-    return int(column.data_page_offset if not dictionary else min(dictionary, column.data_page_offset))
-
-
 def read_parquet_footer(name: str, size: int) -> Reading[bytes]:
     """The footer with what follows it, up to the end of the file."""
     with Guarded(name, NOT_WHOLE):
@@ -305,10 +298,11 @@ def read_parquet_footer(name: str, size: int) -> Reading[bytes]:
 
 
 class _Part(io.RawIOBase):
-    """A file of which only some bytes are there."""
+    """A file of which only some bytes are there. `missing` is what was read elsewhere."""
 
     def __init__(self, data: memoryview, start: int, size: int) -> None:
         self._data, self._start, self._size, self._place = data, start, size, 0
+        self.missing: Range | None = None
 
     def readable(self) -> bool:
         return True
@@ -324,10 +318,12 @@ class _Part(io.RawIOBase):
         return self._place
 
     def read(self, count: int | None = -1) -> Any:
-        count = self._size - self._place if count is None or count < 0 else count
+        stop = self._size if count is None or count < 0 else self._place + count
+        if not 0 <= self._place < stop <= self._size:
+            raise Truncated(f"a row group points to bytes {self._place} to {stop}, outside the file")
         begin = self._place - self._start
-        stop = min(begin + count, self._size - self._start)
-        if begin < 0 or stop > len(self._data):
-            raise Truncated(f"bytes {self._place} to {self._place + count} are not in its column")
-        self._place += max(0, stop - begin)
-        return self._data[begin:stop]
+        if begin < 0 or stop - self._start > len(self._data):
+            self.missing = Range(self._place, stop)
+            raise Truncated(f"bytes {self._place} to {stop} are not in its column")
+        self._place = stop
+        return self._data[begin : stop - self._start]

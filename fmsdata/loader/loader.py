@@ -20,6 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fmsdata.core.checks import whole
 from fmsdata.core.state import State
+from fmsdata.epochs.rows import Rows
+from fmsdata.epochs.sampler import EpochSampler
 from fmsdata.errors import ConfigError, FmsdataWarning, StageError, StateError
 from fmsdata.loader.batches import BatchFinisher, BatchSource, LocalBatchSource
 from fmsdata.loader.device import checked_device
@@ -67,14 +69,35 @@ class StatefulDataLoader:
     >>> loader = StatefulDataLoader(data, batch_size=8, rank=0, world_size=1)     # doctest: +SKIP
     >>> for batch in loader:                                                      # doctest: +SKIP
     ...     train(batch["input_ids"], batch["labels"])
+
+    With `sampler`, the data are map-style rows: anything with a length and `[]`. A `for` loop is
+    one epoch, and the next loop is the next; `next(loader)` goes from one to the other. See
+    docs/epochs.md. `batch_size` is that of a rank; `collate_fn`, `prefetch_factor`, `drop_last`,
+    `pin_memory` and `persistent_workers` are as in torch. Batches of dicts get `index`, `epoch_id`
+    and `is_padding`, unless `row_ids` is False.
+
+    >>> sampler = EpochSampler(rows, global_batch=64, rank=0, world_size=8)              # doctest: +SKIP
+    >>> loader = StatefulDataLoader(rows, sampler=sampler, batch_size=8, num_workers=2)  # doctest: +SKIP
     """
+
+    def __new__(cls, *_: Any, sampler: EpochSampler | None = None, **__: Any) -> "StatefulDataLoader":
+        if cls is StatefulDataLoader and sampler is not None:
+            from fmsdata.loader.rows import RowLoader
+
+            cls = RowLoader  # a subclass, whose __init__ is called next
+        return super().__new__(cls)
 
     def __init__(
         self,
-        data: Rescalable,
+        data: Rescalable | Rows,
         *,
         batch_size: int,
         num_workers: int = 0,
+        sampler: EpochSampler | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        prefetch_factor: int | None = None,
+        drop_last: bool | None = None,
+        row_ids: bool = True,
         rank: int | None = None,
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
@@ -94,7 +117,15 @@ class StatefulDataLoader:
         evaluation: bool | Mapping[str, int | None] = False,
     ) -> None:
         if not isinstance(data, Rescalable):
-            raise ConfigError(f"a loader reads a Rescalable, not {data!r}")
+            raise ConfigError(
+                f"a loader reads a Rescalable, or rows with sampler=EpochSampler(rows, ...), not {data!r} alone"
+            )
+        for_rows = (sampler, collate_fn, prefetch_factor, drop_last)
+        if any(argument is not None for argument in for_rows) or not row_ids:
+            raise ConfigError(
+                "sampler, collate_fn, prefetch_factor, drop_last and row_ids are for map-style rows, "
+                "and this loader reads a Rescalable: leave them out"
+            )
         self.data = data
         self.batch_size = whole("batch_size", batch_size, least=1)
         check_outputs(outputs)
@@ -111,12 +142,12 @@ class StatefulDataLoader:
         self._iteration = 0  # the number of the evaluation in progress
         self._finish = BatchFinisher(
             collate=Collate(self.task, self.outputs, sources=self.sources, padding_segment=padding_segment),
-            pin_memory=_can_pin() if pin_memory else False,
+            pin_memory=can_pin() if pin_memory else False,
             device=checked_device(device),
             mark=None if self._pass is None else mark_padding,
         )
         self._persistent_workers = persistent_workers
-        self._method = _checked_method(multiprocessing_context)
+        self._method = checked_method(multiprocessing_context)
         self._stall_limits = StallLimits.checked(stall_warning, stall_timeout)
         if stall_timeout is not None and not self.prefetch and not self.num_workers:
             raise ConfigError(
@@ -139,6 +170,11 @@ class StatefulDataLoader:
             self._saving.begin(None)
         else:
             self._load(states)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return self.data.seed
 
     @property
     def checkpoint(self) -> Checkpoints | None:
@@ -438,14 +474,14 @@ class StatefulDataLoader:
         return min(requested, len(self._mine))
 
 
-def _can_pin() -> bool:
+def can_pin() -> bool:
     if not torch.accelerator.is_available():
         warnings.warn("pin_memory has no effect without an accelerator; it is ignored", FmsdataWarning, stacklevel=3)
         return False
     return True
 
 
-def _checked_method(method: str | None) -> str:
+def checked_method(method: str | None) -> str:
     if method is not None and method not in multiprocessing.get_all_start_methods():
         known = ", ".join(map(repr, multiprocessing.get_all_start_methods()))
         raise ConfigError(f"multiprocessing_context is {method!r}; it must be one of {known}")

@@ -5,7 +5,6 @@ of its items were taken.
 """
 
 import copy
-from collections.abc import Mapping
 from typing import Literal
 
 from fmsdata.core.checks import whole
@@ -16,14 +15,12 @@ from fmsdata.core.lane import Lane
 from fmsdata.core.stage import Stage, endless, tokens_only
 from fmsdata.core.state import State, number, part
 from fmsdata.errors import ConfigError, StateError
+from fmsdata.stages.windows import TOKENIZED, saved_windows, window_sizes
 
 DISTANCE = 10_000  # items between two neighbours
 WINDOW_PER_DISTANCE = 3  # in a random order of n items, two of them are n / 3 apart on average
 EPOCH_PER_WINDOW = 8  # a window holds at most this part of a lane's epoch
-# Windows over text hold tokens in memory. An automatic window is at most as large as these numbers of
-# tokens, over all lanes; as many again are tokenized for the next windows.
-TOKENIZED, FIRST_TOKENIZED = 1 << 25, 1 << 18
-GROWTH = 4  # each window is larger than the one before by a part of it, until it has its full size
+FIRST_TOKENIZED = 1 << 18  # tokens in the first windows over text, of all lanes
 
 
 class Shuffle(Stage):
@@ -87,16 +84,13 @@ class Shuffle(Stage):
 
     def sizes(self) -> list[int]:
         """The sizes of the first windows. All that follow have the size of the last of them."""
-        sizes = [min(self.window, self.first_window or self.window)]
-        while sizes[-1] < self.window:
-            sizes.append(min(self.window, sizes[-1] + max(1, sizes[-1] // GROWTH)))
-        return sizes
+        return window_sizes(self.window, self.first_window)
 
     def settled(self, lanes: int, saved: State | None = None) -> Stage:
         stage = super().settled(lanes, saved)
         if self._distance is None or not isinstance(stage, Shuffle):
             return stage
-        windows = _saved_windows(saved) or stage._chosen_windows(lanes)
+        windows = saved_windows(saved, Shuffle.__name__) or stage._chosen_windows(lanes)
         if stage._settled and windows == (stage.window, stage.first_window):
             return stage
         stage = copy.copy(stage)
@@ -110,16 +104,6 @@ class Shuffle(Stage):
 
     def window_tokens(self) -> int:
         return -(-self.window // self.below.window_items()) * super().window_tokens()
-
-
-def _saved_windows(saved: State | None) -> tuple[int, int | None] | None:
-    """The windows in the saved description of a shuffle."""
-    if not isinstance(saved, Mapping) or saved.get("stage") != Shuffle.__name__:
-        return None
-    window, first = saved.get("window"), saved.get("first_window")
-    if type(window) is not int or window < 1:
-        return None
-    return window, first if type(first) is int and first >= 1 else None
 
 
 class _ShuffleIterator(StageIterator):

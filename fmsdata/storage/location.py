@@ -252,6 +252,18 @@ class Location:
                 return self.local.read_bytes()
             return self.connection.run(self.connection.read_all(self.path))
 
+    def read_range(self, start: int, stop: int, version: str | None = None) -> bytes:
+        """The bytes from start to stop, all of them. A remote file must have this version, if one is given."""
+        with self._raising("read"):
+            if self.local is None:
+                return self.connection.run(self.connection.read(self.path, start, stop, version)).data
+            with self.local.open("rb") as file:
+                file.seek(start)
+                data = file.read(stop - start)
+            if len(data) != stop - start:
+                raise OSError(f"it ends at byte {start + len(data)}, expected {stop}")
+            return data
+
     def write_bytes(self, data: bytes) -> None:
         """Write a small file, completely or not at all."""
         with self._raising("written"):

@@ -64,6 +64,18 @@ def test_indexing_a_local_corpus_needs_no_heavy_imports(corpus: Path) -> None:
     assert done.stdout.startswith(f"wrote {corpus}/meta/counts.csv: ")
 
 
+def test_preparing_verifying_and_converting_local_files_needs_no_heavy_imports(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "one"}\n')
+    for args in (
+        ["prepare", f"{tmp_path}/in", f"{tmp_path}/out", "--tokenizer", "bytes", "--processes", "1"],
+        ["verify", f"{tmp_path}/out", "--tokenizer", "bytes"],
+        ["convert", f"{tmp_path}/out", f"{tmp_path}/batches", "--layout", "batch"],
+    ):
+        done = run_without_heavy_imports(*args)
+        assert done.returncode == 0, done.stderr
+
+
 def test_the_summaries_of_the_commands_are_their_docstrings() -> None:
     for name, summary in COMMANDS.items():
         command = getattr(import_module(f"fmsdata.cli.{name}"), name)

@@ -19,6 +19,8 @@ from tests.fuzz.harness import Target, limit_memory, run
 
 TARGETS = {
     "shards": "tests.fuzz.arrow:Shards",
+    "text": "tests.fuzz.text_formats:TextFiles",
+    "text-index": "tests.fuzz.text_formats:TextIndexes",
     "counts": "tests.fuzz.texts:CountsFiles",
     "yaml": "tests.fuzz.texts:Configurations",
     "states": "tests.fuzz.states:States",

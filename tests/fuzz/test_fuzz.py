@@ -11,10 +11,21 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SEED = 1
-CASES = {"shards": 1000, "counts": 200, "yaml": 60, "states": 200, "train": 60, "checkpoints": 50}
+CASES = {
+    "shards": 1000,
+    "text": 600,
+    "text-index": 300,
+    "counts": 200,
+    "yaml": 60,
+    "states": 200,
+    "train": 60,
+    "checkpoints": 50,
+}
 
 
-@pytest.mark.parametrize("targets", [["shards"], ["counts", "yaml", "states", "train", "checkpoints"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "targets", [["shards"], ["text", "text-index"], ["counts", "yaml", "states", "train", "checkpoints"]], ids=" ".join
+)
 def test_damaged_files_are_read_right_or_refused(targets: list[str]) -> None:
     given = [f"{name}:{CASES[name]}" for name in targets]
     command = [sys.executable, "-m", "tests.fuzz", *given, "--seed", str(SEED)]

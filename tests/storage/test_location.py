@@ -655,3 +655,13 @@ def test_a_run_of_fms_fsdp_plans_on_an_object_store(
     assert loader.data.fingerprint == here.data.fingerprint
     with pytest.raises(ConfigError, match=f"dataset 'wbe': there is no folder {there}/wbe"):
         fms_fsdp.get_data_loader(SimpleNamespace(data_path=there.url, **{**told, "datasets": "wbe,web"}), 0, 1)
+
+
+@pytest.mark.parametrize("where", ["disk", "memory"])
+def test_a_range_of_a_file_is_all_of_it_or_an_error(tmp_path: Path, where: str) -> None:
+    root = Location(tmp_path if where == "disk" else f"memory://ranges-{tmp_path.name}", error=DataError)
+    (root / "a").write_bytes(b"0123456789")
+    assert (root / "a").read_range(2, 5) == b"234"
+    assert (root / "a").read_range(4, 4) == b""
+    with pytest.raises(DataError, match="a"):
+        (root / "a").read_range(8, 12)

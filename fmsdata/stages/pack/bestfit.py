@@ -22,6 +22,7 @@ from fmsdata.core.state import EDITED, State, number, parse, part, shown
 from fmsdata.errors import StateError
 from fmsdata.stages.pack.fit import best_fit, overfill
 from fmsdata.stages.pack.token_run import TokenRun
+from fmsdata.stages.windows import window_sizes
 
 if TYPE_CHECKING:
     from fmsdata.stages.pack.pack import Pack
@@ -83,6 +84,7 @@ class _BestFitIterator(StageIterator):
 
     def __init__(self, pack: "Pack", lane: Lane, state: State | None) -> None:
         self._pack = pack
+        self._sizes = window_sizes(pack.window, pack.first_window)
         self._documents = _Documents(pack, lane, part(state, "below"))
         self._key = key_of(lane.seed, "bestfit", lane.source, lane.index)
         self._number = number(state, "window")
@@ -97,7 +99,7 @@ class _BestFitIterator(StageIterator):
             self._counts = self._counts_behind(self._lines)
             self._number, self._skip, self._anchor = self._number + 1, 0, self._documents.state()
             self._lines = None
-        documents, heads = self._documents.take(self._pack.window * self._pack.seq_len)
+        documents, heads = self._documents.take(self._size_of(self._number) * self._pack.seq_len)
         if self._pack.crop:
             self._read = _tokens_by_source(documents)
         lines = pack_window(documents, heads, self._pack, key_of(self._key, self._number))
@@ -113,6 +115,13 @@ class _BestFitIterator(StageIterator):
             return {"window": self._number + 1, "taken": 0, **counts.plain(), "below": below}
         counts = self._counts if lines is None or not taken else self._counts.after(lines.slice(0, taken))
         return {"window": self._number, "taken": self._skip + taken, **counts.plain(), "below": self._anchor}
+
+    def next_items(self) -> int:
+        return self._size_of(self._number + 1)
+
+    def _size_of(self, number: int) -> int:
+        """The lines' worth of tokens in a window."""
+        return self._sizes[min(number, len(self._sizes) - 1)]
 
     def _counts_behind(self, lines: Chunk) -> LineCounts:
         """The counts at the end of the window: without `crop`, its lines are all that was read."""
@@ -201,7 +210,7 @@ def _cut_long(documents: Chunk, heads: Bools, pack: "Pack") -> tuple[Chunk, Bool
     places = np.repeat(starts[:-1][long] + pack.seq_len - heads[long] - first[:-1] * room, cuts)
     places += np.arange(first[-1]) * room
     # An EOS is not alone behind a BOS: it takes the token before it along, whether it was inserted or stored.
-    places[first[1:] - 1] -= (rest % room == 1) & (room > 1)
+    places[first[1:] - 1] -= rest % room == 1
     edges = np.sort(np.concatenate([starts, places]))
     pieces = TokenRun(documents).cut(edges)
     is_further = np.ones(len(pieces), bool)
