@@ -77,8 +77,8 @@ def check_finite(lines: Stage) -> Pack:
         if stage.holds_text():
             raise ConfigError(
                 f"a finite pass (epochs, evaluation) is planned from the number of tokens of each document, and source "
-                f"{stage.source_name()!r} is text: tokenize the corpus first (`fmsdata index --tokenizer` counts the "
-                "tokens of whole shards, not yet those of documents)"
+                f"{stage.source_name()!r} is text: tokenize the corpus first, with `fmsdata prepare` "
+                "(`fmsdata index --tokenizer` counts the tokens of whole shards, not yet those of documents)"
             )
         if not stage.children() and not isinstance(stage, ShardReader) and not stage.ends():
             raise ConfigError(
