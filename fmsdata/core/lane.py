@@ -72,6 +72,7 @@ class Lane:
     pace: Pace = field(default_factory=Pace)
     epochs: int | None = None  # how often each source is read before it ends, in a finite pass
     ahead: WorkAhead = field(default_factory=WorkAhead)
+    lengths_only: bool = False  # plan lines: the host knows the tokens of each document of text, and reads none
     marks: bool = False  # replace provenance by offsets into the source of the mixture (for live edits)
 
     def named(self, name: str) -> "Lane":

@@ -5,7 +5,7 @@ Planning trusts a CSV. It is checked when a shard is opened.
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,13 +19,13 @@ from fmsdata.corpus.progress import progress
 from fmsdata.corpus.selection import Files, has_patterns
 from fmsdata.corpus.text_copy import copy_files
 from fmsdata.corpus.text_counts import find_text, holds_text
-from fmsdata.corpus.text_index import summed
+from fmsdata.corpus.text_index import TextEntry, summed
 from fmsdata.errors import CountsError, DataError
 from fmsdata.formats import SUFFIXES, format_of, open_shard, read_layout
 from fmsdata.formats.parquet import NoColumn
 from fmsdata.planning.counts import Counts
 from fmsdata.prefetch.range_queue import drive
-from fmsdata.prefetch.shard_files import ShardFiles
+from fmsdata.prefetch.shard_files import CountedText, ShardFiles
 from fmsdata.storage.clients.base import Entry
 from fmsdata.storage.connection import Connection
 from fmsdata.storage.io_thread import together
@@ -87,11 +87,12 @@ def _open_text(folder: Location, listed: ShardList, column: str | None, notes: l
     if copies := note_of_copies(folder, names, pairs, named=named):
         notes.append(copies)
     numbers = np.array(list(pairs.values()), np.int64)
+    root = None if text.place is None else text.place.parent.parent
     counts = Counts(
         tuple(names),
         numbers[:, 0],
         numbers[:, 1],
-        None if text.place is None else str(text.place.parent.parent),
+        None if root is None else str(root),
         _logged(folder, notes),
         text=True,
         text_tokens=summed(text.entries.values()) if text.tokenizer is not None else None,
@@ -104,7 +105,18 @@ def _open_text(folder: Location, listed: ShardList, column: str | None, notes: l
         entries=listed.entries,
         lines={i: entry.lines for i, entry in enumerate(text.entries.values()) if entry.lines is not None},
         copies={names.index(name): path for name, path in copy_files(folder, files, text.entries, column).items()},
+        counted=None if root is None or text.tokenizer is None else _as_counted(root, folder, text.entries, column),
     )
+
+
+def _as_counted(root: Location, folder: Location, entries: Mapping[str, TextEntry], column: str | None) -> CountedText:
+    """The files of a source as they were when the corpus at `root` was indexed."""
+    folder = folder.absolute()
+    inside = "" if folder.url == root.url else f"{folder.inside(root)}/"
+    files = (
+        (Entry(f"{inside}{name}", entry.size, entry.version), entry.column or column) for name, entry in entries.items()
+    )
+    return CountedText(root.alone(), tuple(files))
 
 
 def entries_of(folder: Location, listed: ShardList) -> Sequence[Entry]:

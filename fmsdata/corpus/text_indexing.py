@@ -95,8 +95,8 @@ def _count(
     with progress("tokenizing", len(files)) as done:
         for file in files:
             entry = entries[file.name]
-            lengths, new = token_lengths(root, file, entry.column or column, tokenizer, entry.documents)
-            counted[file.name] = entry._replace(tokens=int(lengths.sum()))
+            found, new = token_lengths(root, file, entry.column or column, tokenizer, entry.documents)
+            counted[file.name] = entry._replace(tokens=found.tokens)
             again += not new
             done()
     if again:

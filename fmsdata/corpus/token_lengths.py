@@ -1,68 +1,105 @@
 """The number of tokens of each document of a text file, for one tokenizer.
 
 `fmsdata index --tokenizer` keeps them beside the corpus, in a file for each text file. So a run of it
-that was stopped continues with the files that are missing.
+that was stopped continues with the files that are missing. A finite pass is planned from them, without
+reading text. Where a token at the end of a document matters, lengths are not enough: so the file also
+lists which ids occur.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from fmsdata.core.keys import Ints
 from fmsdata.corpus.text_documents import read_documents
-from fmsdata.corpus.tokenizer import Tokenizer
+from fmsdata.corpus.tokenizer import Tokenizer, texts_of
 from fmsdata.errors import CountsError
 from fmsdata.formats.damage import DAMAGE, Truncated
 from fmsdata.storage.clients.base import Entry
 from fmsdata.storage.location import Location
 
 FOLDER = "fmsdata-tokens"  # in `meta`
-COLUMN = "tokens"
+LENGTHS: Any = pa.list_(pa.uint32())
+IDS: Any = pa.list_(pa.int64())
+SCHEMA = pa.schema({"tokens": LENGTHS, "ids": IDS})  # one row
+
+
+class TokenLengths(NamedTuple):
+    """What a tokenizer makes of a text file."""
+
+    lengths: npt.NDArray[np.uint32]  # the tokens of each document
+    ids: Ints  # that occur in any of them, sorted
+
+    @property
+    def tokens(self) -> int:
+        return int(self.lengths.sum(dtype=np.int64))
 
 
 def token_lengths(
     root: Location, file: Entry, column: str | None, tokenizer: Tokenizer, documents: int
-) -> tuple[Ints, bool]:
+) -> tuple[TokenLengths, bool]:
     """The tokens of each document, and whether they had to be counted now."""
-    place = root / "meta" / FOLDER / f"{file.name}.ipc"
-    about: dict[Any, Any] = {b"tokenizer": tokenizer.identity.encode(), b"size": str(file.size).encode()}
-    about |= {b"version": (file.version or "").encode(), b"column": (column or "").encode()}
-    if file.version is not None and place.is_file():
-        kept = _read(place.read_bytes(), about, documents)
-        if kept is not None:
-            return kept, False
-    lengths = _count(root, file, column, tokenizer)
-    if len(lengths) != documents:
-        raise CountsError(f"{root / file.name}: holds {len(lengths)} documents, but {documents} when it was indexed")
-    schema = pa.schema({COLUMN: pa.uint32()}, about)
+    kept = None if file.version is None else kept_lengths(root, file, column, tokenizer.identity, documents)
+    if kept is not None:
+        return kept, False
+    found = _count(root, file, column, tokenizer)
+    if len(found.lengths) != documents:
+        raise CountsError(
+            f"{root / file.name}: holds {len(found.lengths)} documents, but {documents} when it was indexed"
+        )
+    schema = SCHEMA.with_metadata(_about(file, column, tokenizer.identity))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_table(pa.table([pa.array(lengths, pa.uint32())], schema=schema))
-    place.write_bytes(sink.getvalue().to_pybytes())
-    return lengths, True
+        writer.write_table(pa.table([pa.array([found.lengths], LENGTHS), pa.array([found.ids], IDS)], schema=schema))
+    _place(root, file).write_bytes(sink.getvalue().to_pybytes())
+    return found, True
 
 
-def _read(data: bytes, about: dict[Any, Any], documents: int) -> Ints | None:
-    """What was kept; None if it is of another file or tokenizer, or damaged."""
+def kept_lengths(
+    root: Location, file: Entry, column: str | None, tokenizer: str, documents: int
+) -> TokenLengths | None:
+    """What was counted before; None if that is of another file or tokenizer, damaged, or not there."""
+    place = _place(root, file)
+    if not place.is_file():
+        return None
     try:
-        table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
+        table = pa.ipc.open_file(pa.py_buffer(place.read_bytes())).read_all()
         table.validate(full=True)
-        if table.schema != pa.schema({COLUMN: pa.uint32()}) or table.column(0).null_count:
+        if table.schema != SCHEMA or table.num_rows != 1:
             raise Truncated("it has other columns")
+        lengths, ids = _values(table, 0), _values(table, 1)
+        if lengths.null_count or ids.null_count:
+            raise Truncated("it has rows without a number")
     except DAMAGE:
         return None
-    if table.schema.metadata != about or table.num_rows != documents:
+    if table.schema.metadata != _about(file, column, tokenizer) or len(lengths) != documents:
         return None
-    lengths: Any = table.column(0).to_numpy()
-    return np.asarray(lengths, np.int64)
+    return TokenLengths(lengths.to_numpy(), ids.to_numpy())
 
 
-def _count(root: Location, file: Entry, column: str | None, tokenizer: Tokenizer) -> Ints:
-    lengths = [np.empty(0, np.int64)]
-    for tokens, ends, _, _ in read_documents(root, file, column):
-        data, places = tokens.tobytes(), ends.tolist()
-        texts = [str(data[places[i] : places[i + 1]], "utf-8") for i in range(len(places) - 1)]
-        if texts:
-            lengths.append(np.diff(tokenizer.encode(texts)[1]))
-    return np.concatenate(lengths)
+def _values(table: Any, column: int) -> Any:
+    return table.column(column).chunk(0).flatten()
+
+
+def _place(root: Location, file: Entry) -> Location:
+    return root / "meta" / FOLDER / f"{file.name}.ipc"
+
+
+def _about(file: Entry, column: str | None, tokenizer: str) -> dict[Any, Any]:
+    """What the lengths depend on."""
+    values = {"tokenizer": tokenizer, "size": str(file.size), "version": file.version or "", "column": column or ""}
+    return {name.encode(): value.encode() for name, value in values.items()}
+
+
+def _count(root: Location, file: Entry, column: str | None, tokenizer: Tokenizer) -> TokenLengths:
+    lengths, ids = [np.empty(0, np.uint32)], np.empty(0, np.int64)
+    for text, ends, _, _ in read_documents(root, file, column):
+        if len(ends) < 2:
+            continue
+        tokens, token_ends = tokenizer.encode(texts_of(text, ends))
+        # Documents without text are skipped, whatever the tokenizer makes of nothing.
+        lengths.append((np.diff(token_ends) * (np.diff(ends) > 0)).astype(np.uint32))
+        ids = np.union1d(ids, np.unique(tokens)).astype(np.int64)
+    return TokenLengths(np.concatenate(lengths), ids)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from fmsdata.errors import DataError
 from fmsdata.formats.base import Layout, Shard
@@ -10,6 +11,13 @@ from fmsdata.formats.line_index import LineIndex
 from fmsdata.planning.counts import Counts
 from fmsdata.storage.clients.base import Entry
 from fmsdata.storage.location import Location
+
+
+class CountedText(NamedTuple):
+    """Text files whose tokens were counted, as they were then."""
+
+    root: Location  # the folder that was indexed
+    files: tuple[tuple[Entry, str | None], ...]  # each with its column; names are relative to the root
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -22,6 +30,7 @@ class ShardFiles:
     entries: tuple[Entry, ...] = ()  # sizes and versions, if they are not local
     lines: Mapping[int, LineIndex] = field(default_factory=dict)  # of text files whose documents are lines
     copies: Mapping[int, Path] = field(default_factory=dict)  # of text files that can't be entered in the middle
+    counted: CountedText | None = None  # of text files, if the tokens of all of them were
     tokens: int = field(init=False)  # of all shards
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -37,10 +37,12 @@ from fmsdata.core.tokens import constant
 from fmsdata.errors import ConfigError, DataError, FmsdataError
 from fmsdata.planning.schedule import NO_LIMIT, after_samples
 from fmsdata.prefetch.open_files import OpenFiles
+from fmsdata.run.lengths_only import LengthsOnly, check_text
 from fmsdata.stages.mixture import Mixture
 from fmsdata.stages.pack import Pack
 from fmsdata.stages.shard_reader import ShardReader
 from fmsdata.stages.shuffle import Shuffle
+from fmsdata.stages.tokenize import Tokenize
 from fmsdata.storage.location import Location
 
 if TYPE_CHECKING:
@@ -67,18 +69,13 @@ class PassPlan(NamedTuple):
 def check_finite(lines: Stage) -> Pack:
     """Raise if a pipeline can't be read in a finite pass. Returns the stage that packs its lines."""
     packs: list[Pack] = []
+    check_text(stage for stage in _stages(lines) if isinstance(stage, Tokenize))
     for stage in _stages(lines):
         if isinstance(stage, Pack):
             packs.append(stage)
         if isinstance(stage, Mixture) and stage.phases:
             raise ConfigError(
                 "a finite pass (epochs) reads every source to its end, and has no phases; remove `phases` or `epochs`"
-            )
-        if stage.holds_text():
-            raise ConfigError(
-                f"a finite pass (epochs, evaluation) is planned from the number of tokens of each document, and source "
-                f"{stage.source_name()!r} is text: tokenize the corpus first, with `fmsdata prepare` "
-                "(`fmsdata index --tokenizer` counts the tokens of whole shards, not yet those of documents)"
             )
         if not stage.children() and not isinstance(stage, ShardReader) and not stage.ends():
             raise ConfigError(
@@ -109,7 +106,8 @@ class _PlannedLane:
         lines = data.lines
         while isinstance(lines, Shuffle):  # it changes their order, not their number
             lines = lines.below
-        self._iterator: StageIterator | None = lines.open(data.lane(index, host))  # None: it has ended
+        lane = replace(data.lane(index, host), lengths_only=True)
+        self._iterator: StageIterator | None = lines.open(lane)  # None: it has ended
         self.lines = 0
 
     @property
@@ -134,7 +132,7 @@ def plan_pass(
     stopped: Callable[[], bool] = lambda: False,
 ) -> PassPlan | None:
     """Count the lines of all lanes, or as many as the first samples need. None if it was stopped."""
-    host, gate = OpenFiles(versions=data.versions), gate or nullcontext()
+    host, gate = LengthsOnly(_stages(data.lines), data.versions), gate or nullcontext()
     most = NO_LIMIT if samples is None else -(-samples // data.lanes)
     lanes: list[_PlannedLane] = []
     try:
@@ -236,7 +234,8 @@ class PlanFile:
 
     @classmethod
     def of(cls, data: "Rescalable", folder: Location) -> "PlanFile":
-        digest = hashlib.blake2b(data.fingerprint.encode(), digest_size=8).hexdigest()
+        depends_on = data.fingerprint + json.dumps(data.source_sizes)  # of text, the sizes are tokens that were counted
+        digest = hashlib.blake2b(depends_on.encode(), digest_size=8).hexdigest()
         return cls(folder / f"pass-{digest}.json", data.lanes)
 
     def read(self) -> PassPlan | None:

@@ -134,7 +134,8 @@ def other_than_planned(lane: int, lines: object) -> DataError:
     return DataError(
         f"lane {lane} has {lines} lines in this pass, which is not what was planned: documents have other lengths than "
         "when the plan was made, or a stage of your own does not always return the same items; if shards were "
-        "replaced, remove the plan (pass-*.json beside the checkpoints, or in ~/.cache/fmsdata) and start again"
+        "replaced, remove the plan (pass-*.json beside the checkpoints, or in ~/.cache/fmsdata) and start again; if "
+        "text was replaced, count its tokens again first, with `fmsdata index --tokenizer`"
     )
 
 

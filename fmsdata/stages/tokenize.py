@@ -6,6 +6,8 @@ that a window is not tokenized at the moment when it is needed.
 """
 
 import copy
+import os
+import shlex
 from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
@@ -23,7 +25,7 @@ from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITI
 from fmsdata.core.stage import Size, Stage
 from fmsdata.core.state import State
 from fmsdata.core.tokens import Tokens
-from fmsdata.corpus.tokenizer import open_tokenizer, token_type
+from fmsdata.corpus.tokenizer import FILE, open_tokenizer, token_type
 from fmsdata.corpus.tokenizer_threads import THREADS
 from fmsdata.errors import ConfigError, DataError, FmsdataError, StageError
 from fmsdata.stages.shard_reader import TOKEN_BYTES, ShardReader
@@ -54,11 +56,14 @@ class Tokenize(Stage):
             name = below.source_name() if not below.children() else type(below).__name__
             raise ConfigError(f"Tokenize reads text, but {name!r} holds tokens already; remove the Tokenize")
         self._tokenizer = open_tokenizer(tokenizer)
+        self._spec = os.fsdecode(tokenizer) if isinstance(tokenizer, str | os.PathLike) else None
         self.tokenizer = self._tokenizer.identity
         self.strip = checked_strip(strip)
         self.min_length = whole("min_length", min_length)
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
+        if lane.lengths_only and isinstance(self.below, ShardReader):
+            return self.below.without_short((), self.min_length).open(lane, state)
         return _TokenizeIterator(self, lane, state)
 
     def holds_text(self) -> bool:
@@ -76,6 +81,23 @@ class Tokenize(Stage):
     def is_counted(self) -> bool:
         """Whether the size is counted, and not an estimate."""
         return self._counted() is not None
+
+    @property
+    def how_to_count(self) -> str:
+        """What counts the tokens of each document, once: a command, or for a tokenizer that is an object, a call."""
+        if not isinstance(self.below, ShardReader):
+            return ""
+        folder, column = self.below.counts.csv_root or str(self.below.path.absolute()), self.below.column
+        if self._spec is None:
+            given = "" if column is None else f", column={column!r}"
+            return (
+                f"`fmsdata.corpus.index.index_corpus({folder!r}{given}, "
+                "tokenizer=fmsdata.corpus.tokenizer.open_tokenizer(tokenizer))`"
+            )
+        is_file = self.tokenizer.startswith(f"{FILE}:")
+        tokenizer = os.path.abspath(os.path.expanduser(self._spec)) if is_file else self._spec
+        words = ["fmsdata", "index", folder, "--tokenizer", tokenizer]
+        return f"`{shlex.join(words if column is None else [*words, '--column', column])}`"
 
     def size(self) -> Size:
         """Documents and tokens of one epoch. Without tokens in the index, they are estimated from the bytes of text."""

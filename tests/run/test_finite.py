@@ -311,7 +311,7 @@ def test_a_checkpoint_at_the_end_resumes_to_the_end(shared_corpus: Path, tmp_pat
     again.close()
 
 
-def test_what_a_finite_pass_cannot_have_is_refused(shared_corpus: Path, tmp_path: Path) -> None:
+def test_what_a_finite_pass_cannot_have_is_refused(shared_corpus: Path) -> None:
     phases = [{"until_tokens": 100, "weights": {"web": 1, "wiki": 1}}]
     with pytest.raises(ConfigError, match="phases"):
         maker(shared_corpus, epochs=1, phases=phases)
@@ -325,11 +325,6 @@ def test_what_a_finite_pass_cannot_have_is_refused(shared_corpus: Path, tmp_path
         iter(fmsdata.Rescalable(lines, lanes=2, epochs=1))
     with pytest.raises(TypeError, match="no end"):
         len(maker(shared_corpus)(0, 1))
-    (tmp_path / "words").mkdir()
-    (tmp_path / "words" / "a.jsonl").write_text('{"text": "one two"}\n')
-    text = fmsdata.Tokenize(fmsdata.ShardReader(tmp_path / "words"), "bytes")
-    with pytest.raises(ConfigError, match=r"'words' is text: .*fmsdata index --tokenizer"):
-        fmsdata.Rescalable(fmsdata.Pack(text, seq_len=9), lanes=2, epochs=1)
 
 
 def test_a_pass_is_not_edited_on_resume(shared_corpus: Path) -> None:
