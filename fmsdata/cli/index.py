@@ -24,7 +24,7 @@ def index(
     Text files (Parquet, JSON lines, text) get an index of their own,
     FOLDER/meta/fmsdata-text-index.ipc, which says how many documents they hold, and where a file can
     be entered. Only new and changed files are read. With --tokenizer, the tokens of their documents
-    are counted too, for natural weights.
+    are counted too, for natural weights, finite passes and evaluation.
 
     Counts of other programs in that folder are compared and left as they are, unless you give
     --replace.

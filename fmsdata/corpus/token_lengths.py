@@ -15,7 +15,7 @@ import pyarrow as pa
 from fmsdata.core.keys import Ints
 from fmsdata.corpus.text_documents import read_documents
 from fmsdata.corpus.tokenizer import Tokenizer, texts_of
-from fmsdata.errors import CountsError
+from fmsdata.errors import CountsError, MissingError
 from fmsdata.formats.damage import DAMAGE, Truncated
 from fmsdata.storage.clients.base import Entry
 from fmsdata.storage.location import Location
@@ -61,11 +61,12 @@ def kept_lengths(
     root: Location, file: Entry, column: str | None, tokenizer: str, documents: int
 ) -> TokenLengths | None:
     """What was counted before; None if that is of another file or tokenizer, damaged, or not there."""
-    place = _place(root, file)
-    if not place.is_file():
+    try:
+        data = _place(root, file).read_bytes()
+    except (FileNotFoundError, MissingError):
         return None
     try:
-        table = pa.ipc.open_file(pa.py_buffer(place.read_bytes())).read_all()
+        table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
         table.validate(full=True)
         if table.schema != SCHEMA or table.num_rows != 1:
             raise Truncated("it has other columns")

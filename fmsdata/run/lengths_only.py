@@ -37,13 +37,21 @@ PREPARE = "tokenize the corpus first, with `fmsdata prepare`"
 
 def check_text(sources: Iterable[Tokenize]) -> None:
     """Raise unless the tokens of each document of these sources were counted."""
-    uncounted = [source for source in sources if not source.is_counted]
-    for source in uncounted:
-        if reader_of(source) is None:
+    uncounted = []
+    for source in sources:
+        reader = reader_of(source)
+        if reader is None:
             raise ConfigError(
                 "a finite pass (epochs, evaluation) is planned from the number of tokens of each document, which is "
                 f"unknown for text that goes through {type(source.below).__name__} before it is tokenized; {PREPARE}"
             )
+        if reader.strip or reader.min_length > 1:
+            raise ConfigError(
+                f"source {source.source_name()!r}: strip and min_length of a ShardReader of text count bytes, and a "
+                "finite pass (epochs, evaluation) is planned from tokens; give them to Tokenize instead"
+            )
+        if not source.is_counted:
+            uncounted.append(source)
     if uncounted:
         names = few([repr(source.source_name()) for source in uncounted], SHOWN)
         commands = few(list(dict.fromkeys(source.how_to_count for source in uncounted)), SHOWN, " and ")

@@ -162,9 +162,9 @@ class _PlainText:
         self.documents = len(self._values)
 
     def document(self, number: int) -> npt.NDArray[np.int64]:
-        value = self._values[number] or ""
-        if isinstance(value, list):
-            return np.array(value, np.int64)
+        value = self._values[number]
+        if not value or isinstance(value, list):  # documents without text are skipped
+            return np.array(value or [], np.int64)
         return self._tokenizer.encode([value if isinstance(value, str) else value.decode()])[0].astype(np.int64)
 
 

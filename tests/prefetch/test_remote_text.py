@@ -209,3 +209,30 @@ def test_a_damaged_remote_file_is_an_error_that_names_it(object_store: ObjectSto
     reader = fmsdata.ShardReader(url, storage_options=object_store.options)
     with pytest.raises(DataError, match=r"part-0\.jsonl\.zst: line 1: it is not JSON"):
         next(iter(reader))
+
+
+def test_a_pass_over_remote_text_is_planned_without_reading_text(
+    tmp_path: Path, proxy: FaultProxy, object_store: ObjectStore
+) -> None:
+    root = tmp_path / "corpus"
+    write_source(root / "web", some_texts(1, 90), "jsonl.gz", frame=500)
+    write_source(root / "wiki", some_texts(2, 30), "parquet")
+    url = object_store.bucket("planned") + "/corpus"
+    object_store.upload(root, url)
+    for place in (Location(root), Location(url, object_store.options)):
+        index_corpus(place, tokenizer=open_tokenizer("bytes"))
+    lines = {}
+    for path, options in ((str(root), {}), (url, proxy.options)):
+        readers = {name: fmsdata.ShardReader(f"{path}/{name}", storage_options=options) for name in ("web", "wiki")}
+        mixed = fmsdata.Mixture(
+            {name: fmsdata.Tokenize(readers[name], "bytes") for name in readers}, dict.fromkeys(readers, 1)
+        )
+        data = fmsdata.Rescalable(fmsdata.Pack(mixed, seq_len=33), lanes=4, epochs=1)
+        proxy.clear()
+        lines[path] = data.plan().result().lines.tolist()
+        assert not proxy.asked(ending=".gz")
+        assert not proxy.asked(ending=".parquet")
+        batches = list(fmsdata.StatefulDataLoader(data, batch_size=3, rank=0, world_size=1))
+        assert sum(int((~batch["is_padding"]).sum()) for batch in batches) == sum(lines[path])
+    assert lines[url] == lines[str(root)]
+    assert proxy.asked(ending=".gz"), "the pass itself reads text"

@@ -128,7 +128,7 @@ shapes = st.fixed_dictionaries(
         "web": st.lists(st.integers(0, 40), min_size=1, max_size=30),
         "wiki": st.lists(st.integers(0, 40), min_size=1, max_size=5),
         "pack": st.sampled_from(
-            [{}, {"bol": 101, "eol": 102}, {"mode": "pad", "pad": 0}, {"mode": "bestfit", "bol": 101}]
+            [{}, {"bol": 101, "eol": 102}, {"mode": "pad", "pad": 0}, {"mode": "bestfit", "bol": 101, "pad": 0}]
         ),
         "min_length": st.sampled_from([1, 4]),
         "lanes": st.integers(1, 9),
@@ -166,6 +166,15 @@ def test_each_document_of_text_comes_exactly_so_many_times(shape: dict[str, Any]
         steps = take_pass(make, account, chain)
     assert len(set(steps)) == 1
     assert account.is_complete(), account.missing()
+
+
+def test_documents_without_text_are_not_planned_whatever_the_tokenizer_makes_of_nothing(tmp_path: Path) -> None:
+    write_source(tmp_path / "web", ["", "x x x", *[None] * 50], "jsonl", shards=1)
+    index_corpus(tmp_path, tokenizer=open_tokenizer(Words()))
+    text = fmsdata.Tokenize(fmsdata.ShardReader(tmp_path / "web"), Words())
+    assert text.size() == (52, 3)
+    data = fmsdata.Rescalable(fmsdata.Pack(text, seq_len=3), lanes=2, epochs=1)
+    assert sum(data.plan().result().lines) == len(list(fmsdata.StatefulDataLoader(data, batch_size=1))) == 1
 
 
 def test_an_evaluation_of_text_is_the_same_set_at_any_world_size(corpora: dict[str, Path], tokenizer: str) -> None:
@@ -301,6 +310,8 @@ def test_stages_of_the_users_own_may_use_lengths_but_not_tokens(corpora: dict[st
         len(make(fmsdata.Map(text, reverse))(0, 1))
     with pytest.raises(ConfigError, match="goes through Map before it is tokenized"):
         make(fmsdata.Tokenize(fmsdata.Map(reader, reverse), tokenizer))
+    with pytest.raises(ConfigError, match="min_length of a ShardReader of text count bytes"):
+        make(fmsdata.Tokenize(reader.without_short((), 9), tokenizer))
 
 
 def test_a_plan_that_was_kept_is_not_used_after_text_was_counted_again(
