@@ -5,7 +5,7 @@
 Documents are lognormal, 1,000 tokens long on average, as uint16 in shards of 62,500 documents, with an
 EOS behind each. The shards are written to a temporary folder, or once to --folder. Each mode is planned in a
 process of its own, with the shards in the page cache. Also shown: which part of all rows is padding at some
-world sizes.
+world sizes. With --text, the documents are lines of text, and each byte is a token; they are counted before.
 """
 
 import argparse
@@ -21,6 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 import fmsdata
+from fmsdata.corpus.index import index_corpus
+from fmsdata.corpus.tokenizer import open_tokenizer
 from fmsdata.planning.schedule import Schedule, Segment
 from fmsdata.run.finite import plan_pass
 
@@ -48,10 +50,24 @@ def write_corpus(folder: Path, tokens: float) -> None:
                 writer.write_batch(pa.record_batch([rows], schema=schema))
 
 
+def write_text(folder: Path, tokens: float) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(max(1, round(tokens / MEAN / SHARD))):
+        path = folder / f"part-{number:03}.txt"
+        if not path.exists():
+            lengths = np.maximum(1, rng.lognormal(np.log(MEAN) - 0.5, 1, SHARD).astype(np.int64))
+            text = rng.integers(ord("a"), ord("z") + 1, int((lengths + 1).sum()), np.uint8)
+            text[np.cumsum(lengths + 1) - 1] = ord("\n")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text.tobytes())
+    index_corpus(folder, tokenizer=open_tokenizer("bytes"))
+
+
 def measure(folder: Path, mode: str, lanes: int) -> dict[str, Any]:
     """Plan one mode, once to warm up the page cache and once for the clock."""
     reader = fmsdata.ShardReader(folder, name="web")
-    documents = fmsdata.Delimit(fmsdata.Mixture({"web": reader}, {"web": 1}), eos=0)
+    source = fmsdata.Tokenize(reader, "bytes") if reader.holds_text() else reader
+    documents = fmsdata.Delimit(fmsdata.Mixture({"web": source}, {"web": 1}), eos=0)
     lines = fmsdata.Shuffle(fmsdata.Pack(documents, seq_len=4097, mode=mode, **MODES[mode]))  # type: ignore[arg-type]
     data = fmsdata.Rescalable(lines, lanes=lanes, epochs=1)
     seconds: list[float] = []
@@ -83,18 +99,20 @@ def main() -> None:
     options.add_argument("--tokens", type=float, default=1e9)
     options.add_argument("--lanes", type=int, default=192)
     options.add_argument("--folder", type=Path)
+    options.add_argument("--text", action="store_true")
     options.add_argument("--mode", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.mode:
         print(json.dumps(measure(given.folder, given.mode, given.lanes)))
         return
     with tempfile.TemporaryDirectory() as temporary:
-        report(given.folder or Path(temporary), given.tokens, given.lanes)
+        folder = given.folder or Path(temporary)
+        (write_text if given.text else write_corpus)(folder, given.tokens)
+        report(folder, given.lanes)
 
 
-def report(folder: Path, tokens: float, lanes: int) -> None:
-    """Write the corpus, unless it is there, and plan it in each mode."""
-    write_corpus(folder, tokens)
+def report(folder: Path, lanes: int) -> None:
+    """Plan a corpus in each mode."""
     for mode in MODES:
         options = ["--folder", str(folder), "--lanes", str(lanes), "--mode", mode]
         done = subprocess.run([sys.executable, __file__, *options], check=True, capture_output=True, text=True)
