@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from fmsdata.core.spans import Span as Span
     from fmsdata.core.stage import Stage as Stage
     from fmsdata.corpus.shard_writer import write_shard as write_shard
+    from fmsdata.epochs.mixture import RowMixture as RowMixture
+    from fmsdata.epochs.sampler import EpochSampler as EpochSampler
     from fmsdata.errors import CheckpointError as CheckpointError
     from fmsdata.errors import ConfigError as ConfigError
     from fmsdata.errors import CountsError as CountsError
@@ -66,6 +68,8 @@ _HOMES = {  # where public names come from
     "core.spans": "Span",
     "core.stage": "Stage",
     "corpus.shard_writer": "write_shard",
+    "epochs.mixture": "RowMixture",
+    "epochs.sampler": "EpochSampler",
     "errors": "CheckpointError ConfigError CountsError DataError FmsdataError FmsdataWarning "
     "StageError StallError StateError StorageError WorkerError",
     "loader.loader": "StatefulDataLoader",

@@ -8,7 +8,7 @@ from rich.progress import Progress
 from fmsdata import testing
 from fmsdata.cli.audit import LEAST_SAMPLES, MOST_SAMPLES
 from fmsdata.cli.outlook import mixture_of, window_of
-from fmsdata.config.build import make_loader
+from fmsdata.config.build import build_data, make_loader
 from fmsdata.config.sections import Config
 from fmsdata.core.stage import Stage
 from fmsdata.core.wording import listed
@@ -41,6 +41,7 @@ class Report:
     documents: int = 0
     documents_whole: int = 0
     epochs_begun: dict[str, int] = field(default_factory=dict)
+    pass_samples: int = 0  # of a finite pass, in the check of law 7
     checked: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
 
@@ -54,6 +55,7 @@ class Audit:
     samples: int | None
     epoch: bool
     world_sizes: Sequence[int]
+    finite: Config | None = None  # the same configuration with its end, if it has one
 
     def run(self, bar: Progress) -> Report:
         """Check both laws. Stop at the first that does not hold."""
@@ -66,6 +68,8 @@ class Audit:
         try:
             self._same_stream(report, bar)
             self._exactly_once(report, bar)
+            if self.finite is not None:
+                self._equal_ends(self.finite, report, bar)
         except testing.Incomplete as error:
             report.holds = False
             report.broken = (
@@ -166,6 +170,22 @@ class Audit:
                 f"window; --samples {2 * window * self.data.lanes} covers two windows."
             )
 
+    def _equal_ends(self, config: Config, report: Report, bar: Progress) -> None:
+        if not self.epoch:
+            report.not_checked.append("Law 7, equal ends: --epoch reads the whole pass.")
+            return
+        task = bar.add_task("law 7, equal ends", total=None, note="")
+        sizes = sorted(set(self.world_sizes) - {1})
+        report.pass_samples = testing.check_equal_ends(
+            _simple(config, build_data(config), workers=0),
+            world_sizes=sizes,
+            progress=lambda count: bar.advance(task, count),
+        )
+        report.checked.append(
+            f"Law 7, equal ends: the pass of {report.pass_samples:,} samples ended at the same step on every rank, at "
+            f"world sizes {listed([1, *sizes])}, with the same samples. Rows that fill up the end are marked."
+        )
+
     def _beginning(self, account: testing.Account, bar: Progress) -> None:
         task = bar.add_task("law 2, exactly once", total=2 * self._compared, note="")
         testing.check_rescaling(
@@ -207,12 +227,7 @@ class Audit:
 
     def _configured(self, workers: int) -> testing.MakeLoader:
         """Loaders as configured, whose batches also name the origin of each sample."""
-        settings = self.config.loader
-        outputs = tuple(dict.fromkeys([*settings.outputs, "provenance", "epochs"]))
-        simple = {"num_workers": workers, "outputs": outputs, "prefetch": 1 if workers else 0}
-        simple |= {"pin_memory": False, "device": None}
-        config = self.config.model_copy(update={"loader": settings.model_copy(update=simple)})
-        return lambda rank, world_size: make_loader(config, self.data, rank=rank, world_size=world_size)
+        return _simple(self.config, self.data, workers)
 
     def _lines(self, rank: int, world_size: int) -> StatefulDataLoader:
         """A loader whose batches are the lines themselves, whatever the configured task is."""
@@ -225,6 +240,15 @@ class Audit:
             rank=rank,
             world_size=world_size,
         )
+
+
+def _simple(config: Config, data: Rescalable, workers: int) -> testing.MakeLoader:
+    """Loaders as configured, with this many workers, whose batches also name the origin of each sample."""
+    outputs = tuple(dict.fromkeys([*config.loader.outputs, "provenance", "epochs"]))
+    simple = {"num_workers": workers, "outputs": outputs, "prefetch": 1 if workers else 0}
+    simple |= {"pin_memory": False, "device": None}
+    config = config.model_copy(update={"loader": config.loader.model_copy(update=simple)})
+    return lambda rank, world_size: make_loader(config, data, rank=rank, world_size=world_size)
 
 
 def _readers(lines: Stage) -> dict[str, ShardReader]:

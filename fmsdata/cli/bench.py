@@ -18,6 +18,7 @@ from fmsdata.cli.common import (
     Rank,
     WorldSize,
     console,
+    endless,
     live,
     parse_overrides,
     print_json,
@@ -53,7 +54,8 @@ def bench(
     """Measure tokens per second, time to the first batch, time spent waiting, and memory.
 
     One rank reads with the settings of the configuration, from the start of the stream; the run's
-    checkpoints are neither read nor written. Its speed is compared with a plain copy of batches of
+    checkpoints are neither read nor written, and a finite pass (`epochs`, `evaluation`) is read as an
+    endless stream. Its speed is compared with a plain copy of batches of
     the same size in memory, measured right after.
 
     Example: fmsdata bench run.yaml --seconds 30 --step-seconds 0.25 loader.num_workers=2
@@ -70,7 +72,7 @@ def bench(
 
     before = _peak_memory()
     began = time.perf_counter()
-    parsed = read_config(config, without_checkpoint(parse_overrides(overrides)))
+    parsed = read_config(config, endless(without_checkpoint(parse_overrides(overrides))))
     loader = make_loader(parsed, build_data(parsed), rank=rank, world_size=world_size)
     built = time.perf_counter()
     try:

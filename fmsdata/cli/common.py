@@ -108,6 +108,16 @@ def without_checkpoint(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return {**others, "checkpoint": None, "loader.steps": None}
 
 
+def endless(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The same overrides for a command that reads a finite pass as an endless stream.
+
+    >>> endless({"seed": 1, "epochs": 2})
+    {'seed': 1, 'epochs': None, 'evaluation': False}
+    """
+    others = {key: value for key, value in overrides.items() if key.split(".")[0] not in ("epochs", "evaluation")}
+    return {**others, "epochs": None, "evaluation": False}
+
+
 def console() -> "Console":
     """Where reports go: colours in a terminal, plain text in a pipe, wide enough for any row."""
     from rich.console import Console

@@ -7,12 +7,14 @@ from itertools import combinations
 from typing import Any, cast
 
 from fmsdata.cli.common import short
-from fmsdata.config.build import make_task
+from fmsdata.config.build import evaluation_of, make_checkpoints, make_task
 from fmsdata.config.sections import Config
 from fmsdata.core.stage import Stage
 from fmsdata.corpus.listing import counts_tell_apart
+from fmsdata.loader.pass_end import checked_evaluation, plan_folder
 from fmsdata.planning.blocks import cut_blocks
 from fmsdata.planning.drift import drift, lanes_within
+from fmsdata.planning.schedule import Schedule, Segment
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.run.shares import expected_tokens
 from fmsdata.stages.mixture import Mixture, stages_down_to_mixture
@@ -34,8 +36,8 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
     """What a run will do up to this many tokens. None: as many as the corpus has."""
     mixture = mixture_of(data)
     readers: dict[str, Any] = {name: reader_of(source) for name, source in mixture.sources.items()}
-    tokens = tokens or sum(source.size().tokens for source in mixture.sources.values())
-    taken = expected_tokens(mixture, tokens)
+    tokens = tokens or _all_tokens(mixture, data.epochs)
+    taken = expected_tokens(mixture, tokens, data.epochs)
     lanes_per_rank = len(data.lanes_of(0, world_size))
     sources = {
         name: {
@@ -60,6 +62,7 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
         "lines_per_step": config.loader.batch_size * world_size,
         "tokens_per_step": config.loader.batch_size * world_size * config.pack.seq_len,
         "steps": _lines(config, sources, line) / (config.loader.batch_size * world_size),
+        "pass": None if data.epochs is None else _pass(config, data, world_size),
         "sources": sources,
         "phases": [{"until_tokens": phase.until_tokens, "shares": dict(phase.weights)} for phase in mixture.all_phases],
         "lines": {
@@ -84,6 +87,31 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
         "remote_shards_in_windows_bytes": _remote_in_windows(readers, sources, line * window * lanes_per_worker),
     }
     return {**report, "warnings": list(_warnings(report, mixture))}
+
+
+def _all_tokens(mixture: Mixture, epochs: int | None) -> int:
+    """The tokens of a finite pass, or those of the corpus."""
+    if epochs is None:
+        return sum(stage.size().tokens for stage in mixture.sources.values())
+    read = {name: stage for name, stage in mixture.sources.items() if mixture.weights[name]}
+    return max(1, round(sum(min(stage.total_tokens(), epochs * stage.size().tokens) for stage in read.values())))
+
+
+def _pass(config: Config, data: Rescalable, world_size: int) -> dict[str, Any]:
+    """The length of a finite pass. For that, the lengths of all documents are read."""
+    evaluation = evaluation_of(config)
+    _, samples = checked_evaluation(evaluation, data, None)
+    lines = data.plan(samples, plan_folder(make_checkpoints(config, read_only=True))).result().lines
+    now = Segment(0, world_size, config.loader.batch_size)
+    steps = Schedule([now], data.lanes, lines).end(now)
+    total = int(lines.sum())
+    return {
+        "epochs": data.epochs,
+        "evaluation": bool(evaluation),
+        "samples": total,
+        "steps": steps,
+        "filled_rows": steps * world_size * config.loader.batch_size - total,
+    }
 
 
 def window_of(stage: Stage) -> int:
@@ -218,12 +246,15 @@ def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
             f"the shuffle windows of all lanes hold {short(in_windows)} tokens, more than an epoch of {found}: "
             "documents of several epochs are shuffled together; use a smaller window or fewer lanes"
         )
-    if found := those(lambda _, source: source["blocks"] < lanes, lambda source: f"{source['blocks']:,} blocks"):
+    once = report["pass"] is not None and report["pass"]["epochs"] == 1  # then no document comes again
+    if not once and (
+        found := those(lambda _, source: source["blocks"] < lanes, lambda source: f"{source['blocks']:,} blocks")
+    ):
         yield (
             f"fewer blocks than the {lanes:,} lanes: {found}; the lanes start in different epochs of these sources, so "
             "their documents repeat early; use fewer lanes or more documents"
         )
-    if found := those(_drifts(lanes), _describe_drift):
+    if not once and (found := those(_drifts(lanes), _describe_drift)):
         yield (
             "lanes finish an epoch at different times, so part of an epoch's worth of tokens is already of the next "
             f"epoch: {found}; use fewer lanes or more documents"

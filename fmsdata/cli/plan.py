@@ -26,7 +26,8 @@ def plan(
     """Show the pipeline, the mix, how often each source will be read, and what to look out for.
 
     Only counts are read, not the data: with a counts file (see `fmsdata index`) this takes moments,
-    however large the corpus is.
+    however large the corpus is. The exact length of a finite pass (`epochs`, `evaluation`) is planned
+    from the lengths of its documents, which takes seconds for each billion tokens.
 
     Example: fmsdata plan run.yaml --tokens 300B --world-size 64 sources.wiki.weight=3
     """

@@ -37,7 +37,8 @@ def print_plan(report: Mapping[str, Any], data: Rescalable, out: Console) -> Non
 
 def _tree(data: Rescalable) -> Tree:
     """The stages, from the top down to the sources."""
-    root = Tree(f"[bold]Rescalable[/] lanes={data.lanes} seed={data.seed}", guide_style="dim")
+    epochs = "" if data.epochs is None else f" epochs={data.epochs}"
+    root = Tree(f"[bold]Rescalable[/] lanes={data.lanes} seed={data.seed}{epochs}", guide_style="dim")
     _add(root, "", data.lines)
     return root
 
@@ -108,6 +109,13 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "nothing is lost or repeated either",
     )
     lines = report["lines"]
+    if report["pass"] is not None:
+        end = report["pass"]
+        yield (
+            "evaluation" if end["evaluation"] else "pass",
+            f"{counted(end['samples'], 'sample')} in {counted(end['steps'], 'step')} on every rank, and then it ends; "
+            f"{counted(end['filled_rows'], 'row')} of padding fill up the last batches",
+        )
     yield (
         "steps",
         f"{'at least' if lines['padded'] else 'about'} {report['steps']:,.0f}, "

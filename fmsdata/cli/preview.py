@@ -55,7 +55,7 @@ def preview(
     Example: fmsdata preview run.yaml --rows 2 --tokenizer tokenizer.json pack.seq_len=128
     """
     from fmsdata.cli.preview_rows import WithLines, as_json_data, inspect_batch
-    from fmsdata.config.build import build_data, make_task
+    from fmsdata.config.build import build_data, evaluation_of, make_task
     from fmsdata.config.read import read_config
     from fmsdata.loader.loader import StatefulDataLoader
 
@@ -69,6 +69,7 @@ def preview(
         prefetch=0,
         rank=rank,
         world_size=world_size,
+        evaluation=evaluation_of(parsed),
     )
     shown = [inspect_batch(step, fields, loader, rows) for step, fields in enumerate(islice(loader, batches))]
     if as_json:

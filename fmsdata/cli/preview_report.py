@@ -24,7 +24,8 @@ def print_batches(batches: Iterable[ShownBatch], decode: Decode, full: bool, out
             tokens = sum(len(piece.tokens) for piece in row.pieces)
             documents = len({piece.origin[:3] for piece in row.pieces if piece.origin})
             ignored = f", {row.ignored} labels ignored ({IGNORED})" if row.ignored else ""
-            title = f"row {number}, sample {row.sample}: {counted(tokens, 'token')}, {counted(documents, 'document')}"
+            name = "padding" if row.sample is None else f"sample {row.sample}"
+            title = f"row {number}, {name}: {counted(tokens, 'token')}, {counted(documents, 'document')}"
             out.print(Text(f"\n{title}{ignored}"))
             _print_row(row, decode, full, out)
         out.print()

@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from fmsdata.core.chunk import Chunk
 from fmsdata.core.spans import BEGINS, BUFFER, DOCUMENT, LENGTH, POSITION, TAIL, Span
 from fmsdata.loader.loader import StatefulDataLoader
+from fmsdata.planning.schedule import Turns
 from fmsdata.tasks.base import IGNORED, Task
 from fmsdata.tasks.batch import Batch
 
@@ -46,7 +48,7 @@ class Piece(NamedTuple):
 class ShownRow(NamedTuple):
     """One row of a batch."""
 
-    sample: int
+    sample: int | None  # None: it fills up the last batch of a finite pass
     pieces: list[Piece]
     ignored: int  # labels
     changed: list[int] | None  # the row's `input_ids`, if the task changed the tokens
@@ -63,22 +65,29 @@ class ShownBatch(NamedTuple):
 def inspect_batch(step: int, fields: dict[str, Any], loader: StatefulDataLoader, most: int | None) -> ShownBatch:
     """The first rows (`most`, or all) of a batch from a loader with the task `WithLines`."""
     batch: Batch = fields.pop(LINES)
-    lanes = loader.data.lanes_of(loader.rank, loader.world_size)
+    samples = _samples(loader, step)
     shapes = {name: list(value.shape) for name, value in fields.items() if isinstance(value, torch.Tensor)}
     rows = []
     for row in range(len(batch))[:most]:
-        line, turn = divmod(step * loader.batch_size + row, len(lanes))
         ids, labels = (fields[name][row] if name in shapes else None for name in ("input_ids", "labels"))
         tokens = batch.tokens[row].tolist()
         rows.append(
             ShownRow(
-                sample=line * loader.data.lanes + lanes[turn],
+                sample=samples[row] if row < len(samples) else None,
                 pieces=list(_pieces(batch.lines, row, tokens)),
                 ignored=0 if labels is None else int((labels == IGNORED).sum()),
                 changed=None if ids is None or ids.tolist() == tokens[: batch.length] else ids.flatten().tolist(),
             )
         )
     return ShownBatch(step, shapes, rows)
+
+
+def _samples(loader: StatefulDataLoader, step: int) -> list[int]:
+    """The samples in a step of a loader that began at the start of the stream."""
+    limits = None if loader.data.epochs is None else np.array(loader.pass_lines)
+    lanes = loader.data.lanes_of(loader.rank, loader.world_size)
+    turns = Turns(dict.fromkeys(lanes, 0), loader.data.lanes, limits)
+    return turns.take((step + 1) * loader.batch_size)[step * loader.batch_size :]
 
 
 def _pieces(lines: Chunk, row: int, tokens: list[int]) -> Iterator[Piece]:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from fmsdata.compat.fms_fsdp_files import FILE_TYPES, Datasets
 from fmsdata.core.checks import token, whole
 from fmsdata.core.state import State
 from fmsdata.errors import CheckpointError, ConfigError, DataError, FmsdataWarning
@@ -26,7 +27,6 @@ from fmsdata.run.rescalable import Rescalable
 from fmsdata.stages.delimit import Delimit
 from fmsdata.stages.mixture import Mixture
 from fmsdata.stages.pack import Pack
-from fmsdata.stages.shard_reader import ShardReader
 from fmsdata.stages.shuffle import Shuffle
 from fmsdata.storage.location import Location
 from fmsdata.tasks.base import IGNORED
@@ -176,7 +176,8 @@ class _Settings:
     use_dummy_dataset: bool = False
     checkpoint_interval: int = 10_000
     file_type: str = "arrow"
-    col_name: str = "tokens"
+    col_name: Any = "tokens"
+    tokenizer_path: Any = None
     seq_length: int = 4096
     vocab_size: int = 32_000
     bos_token: int | None = None
@@ -214,17 +215,17 @@ def _data(settings: _Settings, line_length: int) -> Rescalable:
     lanes = whole("logical_shards", settings.logical_shards, least=1)
     strip = _strip_tokens(settings.strip_tokens) + [special for special in (bos, eos, bol, eol) if special is not None]
     min_length = max(1, SHORTEST - (bos is not None) - (eos is not None))
-    column = _column(settings)
+    data = Datasets(
+        file_type=settings.file_type,
+        columns=_columns(settings),
+        tokenizer=settings.tokenizer_path,
+        strip=strip,
+        min_length=min_length,
+    )
     root, weights = _sources(settings)
-    read = partial(_reader, column=column, strip=strip, min_length=min_length)
-    mixture = Mixture({name: read(root, name) for name in weights}, weights, find=partial(read, root.alone()))
+    mixture = Mixture({name: data.open(root, name) for name in weights}, weights, find=partial(data.open, root.alone()))
     lines = Pack(Delimit(mixture, bos=bos, eos=eos), seq_len=line_length, bol=bol, eol=eol)
     return Rescalable(Shuffle(lines, window=max(WINDOW, -(-SHUFFLED // lanes))), lanes=lanes, seed=settings.seed)
-
-
-def _reader(root: Location, name: str, _removed: State | None = None, **options: Any) -> ShardReader:
-    """A dataset by its name, also if the config no longer names it."""
-    return ShardReader(root / name, name=name, **options)
 
 
 def _sources(settings: _Settings) -> tuple[Location, dict[str, float]]:
@@ -243,22 +244,20 @@ def _sources(settings: _Settings) -> tuple[Location, dict[str, float]]:
         folder = root / name
         if not folder.is_dir():
             raise ConfigError(f"dataset {name!r}: there is no folder {folder}; datasets are folders below data_path")
-        if settings.file_type == "auto" and (parquet := folder.names((".parquet",))):
-            raise ConfigError(f"dataset {name!r}: {parquet[0]}: parquet is not available yet, only Arrow shards are")
     return root, dict(zip(folders, weights, strict=True))
 
 
-def _column(settings: _Settings) -> str | None:
-    """The column of the tokens. With 'auto', `col_name` is for text; Arrow shards have `tokens`."""
-    if settings.file_type == "hf_parquet":
-        raise ConfigError("file_type 'hf_parquet' is not available yet: use Arrow shards, and file_type 'arrow'")
-    if settings.file_type not in ("arrow", "auto"):
-        raise ConfigError(f"file_type is {settings.file_type!r}; it must be 'arrow' or 'auto'")
-    if settings.file_type == "auto":
-        return None
-    if not isinstance(settings.col_name, str):
-        raise ConfigError(f"col_name is {settings.col_name!r}; it must be the name of a column")
-    return settings.col_name
+def _columns(settings: _Settings) -> list[str]:
+    """The columns that may hold the documents, in the order in which they are looked for."""
+    if settings.file_type not in FILE_TYPES:
+        known = " or ".join(map(repr, FILE_TYPES))
+        raise ConfigError(f"file_type is {settings.file_type!r}; it must be {known}")
+    names = _listed("col_name", settings.col_name)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(
+            f"col_name is {settings.col_name!r}; it must be the name of a column, or several, as in 'text,tokens'"
+        )
+    return names
 
 
 def _strip_tokens(value: Any) -> list[int]:

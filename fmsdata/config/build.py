@@ -71,6 +71,7 @@ def make_loader(
         **dict(config.loader),
         task=make_task(config),
         checkpoint=make_checkpoints(config, read_only=read_only),
+        evaluation=evaluation_of(config),
         rank=rank,
         world_size=world_size,
         **ranks,
@@ -90,7 +91,13 @@ def build_data(config: Config) -> Rescalable:
         crop=pack.crop,
         max_documents=pack.max_documents,
     )
-    return Rescalable(Shuffle(lines, **dict(config.shuffle)), lanes=config.lanes, seed=config.seed)
+    epochs = config.epochs or (1 if config.evaluation else None)
+    return Rescalable(Shuffle(lines, **dict(config.shuffle)), lanes=config.lanes, seed=config.seed, epochs=epochs)
+
+
+def evaluation_of(config: Config) -> bool | dict[str, int | None]:
+    """The `evaluation` of a configuration, as a loader takes it."""
+    return config.evaluation if isinstance(config.evaluation, bool) else dict(config.evaluation)
 
 
 def make_task(config: Config) -> Task:

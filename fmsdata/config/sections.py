@@ -258,6 +258,13 @@ else:
     StorageConfig = _section_of(Storage, "StorageConfig", cache=_section_of(CacheSettings, "CacheConfig"))
 
 
+class EvaluationConfig(Section):
+    """Which part of the set an evaluation reads."""
+
+    samples: Positive | None = None
+    """Only the first samples of the set, the same ones at every world size; null: all of them."""
+
+
 class CheckpointConfig(Section):
     """Where the loader saves its state, and resumes from."""
 
@@ -304,6 +311,10 @@ class Config(Section):
     """How lines are shuffled."""
     lanes: Positive = 192
     """Independent pipelines, fixed for a run. World sizes that divide them read the same stream."""
+    epochs: Positive | None = None
+    """Read each document this many times, then stop, at the same step on every rank; null: endlessly."""
+    evaluation: bool | EvaluationConfig = False
+    """Read the set from the top at each iteration, without a state: `true`, or how much of it."""
     loader: LoaderConfig = LoaderConfig()
     """How each rank gets its batches. None of this changes the stream."""
     checkpoint: CheckpointConfig | None = None
@@ -318,6 +329,26 @@ class Config(Section):
     @classmethod
     def _no_checkpoint(cls, value: object) -> object:
         return None if value == {} else value
+
+    @field_validator("evaluation", mode="before")
+    @classmethod
+    def _no_evaluation(cls, value: object) -> object:
+        return False if value is None else value
+
+    @model_validator(mode="after")
+    def _finite_or_endless(self) -> "Config":
+        if self.epochs is None and not self.evaluation:
+            return self
+        name = "evaluation" if self.evaluation else "epochs"
+        if self.phases:
+            raise NestedErrors(
+                [(("phases",), f"`{name}` reads every source to its end, and has no phases; remove one of the two")]
+            )
+        if self.evaluation and self.checkpoint is not None:
+            raise NestedErrors(
+                [(("checkpoint",), "an evaluation has no state, so it has no checkpoints; remove one of the two")]
+            )
+        return self
 
     @field_validator("task")
     @classmethod

@@ -13,7 +13,7 @@ from fmsdata.core.state import State
 
 
 class Exhausted(Exception):
-    """A source with `max_epochs` has no more items for a lane.
+    """A stage has no more items for a lane: a source with `max_epochs`, or anything in a finite pass.
 
     `last` is True in the lane that read the last block of the source.
     """
@@ -51,10 +51,17 @@ class Cursor:
         self._taken = 0
 
     def take(self, count: int) -> Chunk:
-        parts = []
+        """The next items: as many as requested, or fewer at the end. Raises `Exhausted` if there are none."""
+        parts: list[Chunk] = []
         while count:
             if self._chunk is None or self._taken == len(self._chunk):
-                self._chunk, self._taken = self._iterator.read(), 0
+                self._taken, self._chunk = 0, None
+                try:
+                    self._chunk = self._iterator.read()
+                except Exhausted:
+                    if not parts:
+                        raise
+                    break
             stop = min(self._taken + count, len(self._chunk))
             parts.append(self._chunk.slice(self._taken, stop))
             count -= stop - self._taken

@@ -70,6 +70,7 @@ class Lane:
     window_tokens: int = 0  # about how many tokens it reads at once, when a window is filled
     clock: Clock = field(default_factory=Clock)
     pace: Pace = field(default_factory=Pace)
+    epochs: int | None = None  # how often each source is read before it ends, in a finite pass
     ahead: WorkAhead = field(default_factory=WorkAhead)
     marks: bool = False  # replace provenance by offsets into the source of the mixture (for live edits)
 

@@ -20,7 +20,3 @@ OUTPUT_NAMES = (
     "epochs",
 )
 LARGEST_WEIGHT = 1e30  # of a source
-
-# Windows over text that is tokenized while it is read hold its tokens in memory. Automatic ones are at most so
-# large that those of all lanes together hold this many; as many again are made for the next windows.
-TOKENIZED_IN_WINDOWS = 1 << 25

@@ -63,6 +63,26 @@ class Permutation:
             out[outside] = self._once(out[outside])
         return out.astype(np.int64)
 
+    def inverse_array(self, places: Ints) -> Ints:
+        """The numbers at an array of places.
+
+        >>> p = Permutation(10, key=7)
+        >>> p.inverse_array(p.array(np.arange(10))).tolist()
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+        """
+        out: Keys = self._once_back(places.astype(np.uint64))
+        while (outside := out >= self.n).any():
+            out[outside] = self._once_back(out[outside])
+        return out.astype(np.int64)
+
+    def _once_back(self, place: Keys) -> Keys:
+        a, b = np.uint64(self._a), np.uint64(self._b)
+        y, x = np.divmod(place, a)
+        for first, second in reversed(self._keys):
+            x = (x + a - (mix_array(y ^ np.uint64(second)) >> np.uint64(16)) % a) % a
+            y = (y + b - (mix_array(x ^ np.uint64(first)) >> np.uint64(16)) % b) % b
+        return y * a + x
+
     def _once(self, i: Keys) -> Keys:
         y, x = np.divmod(i, np.uint64(self._a))
         for first, second in self._keys:

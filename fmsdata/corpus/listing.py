@@ -211,10 +211,15 @@ def _copies(names: Sequence[str], counts: Mapping[str, tuple[int, int]]) -> Iter
     """Shards that look like copies, each with the shard that it is a copy of."""
     known = set(names)
     folders: dict[str, list[str]] = defaultdict(list)
+    stems: dict[str, str] = {}
     for name in names:
         folder, file = posixpath.split(name)
         folders[folder].append(file)
-        stem, suffix = posixpath.splitext(file)
+        suffix = max((ending for ending in SUFFIXES if file.endswith(ending)), key=len, default="")
+        stem = file.removesuffix(suffix)
+        other = stems.setdefault(posixpath.join(folder, stem), name)
+        if other != name and counts[other] == counts[name]:  # plain and compressed
+            yield name, other
         found = COPIED.fullmatch(stem)
         if found:
             original = posixpath.join(folder, f"{found['of'] or found['of_']}{suffix}")

@@ -33,14 +33,14 @@ class TextCache:
 
     def __init__(self, storage: Storage) -> None:
         if storage.cache is not None:
-            self.folder = Path(os.path.expanduser(storage.cache.path)) / FOLDER
+            self.folder = Path(os.path.abspath(storage.cache.path)) / FOLDER
         else:
             base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
             self.folder = Path(base) / "fmsdata" / FOLDER
 
     def path(self, key: str, ending: str) -> Path:
         """Where something is kept."""
-        digest = hashlib.blake2b(f"{FORMAT}\n{key}".encode(), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(f"{FORMAT}\n{key}".encode(errors="surrogateescape"), digest_size=16).hexdigest()
         return self.folder / f"{digest}.{ending}"
 
     def make(self) -> None:

@@ -59,9 +59,9 @@ def copy_files(
         if missing:
             size = sum(entries[file.name].nbytes for file in missing)
             log.warning(
-                "%s: copying %d files with %s bytes of text to %s, because they are compressed as a whole, and can't "
-                "be read from the middle; to avoid it, compress them in frames of at most %d MiB, or prepare them",
-                *(folder, len(missing), f"{size:,}", cache.folder, MOST_LINES >> 20),
+                "%s: copying %d files with %s bytes of text to %s, because they can't be read from the middle; "
+                "compress them in frames of at most %d MiB (Parquet: row groups of at most %d MiB), or prepare them",
+                *(folder, len(missing), f"{size:,}", cache.folder, MOST_LINES >> 20, MOST_ROWS >> 20),
             )
             _make(folder, missing, entries, column, paths)
     return paths

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
+from fmsdata.core.chunk import Chunk
 from fmsdata.loader.device import DeviceCopy, replaced
 from fmsdata.loader.patience import stack_of
 from fmsdata.planning.schedule import Turns
@@ -76,8 +77,11 @@ class BatchSource(Protocol):
 class LocalBatchSource:
     """Lines that this process reads itself."""
 
-    def __init__(self, lanes: Lanes, turns: Turns, *, batch_size: int, extra_tokens: int) -> None:
+    def __init__(
+        self, lanes: Lanes, turns: Turns, *, batch_size: int, extra_tokens: int, filler: Chunk | None = None
+    ) -> None:
         self._lanes, self._turns = lanes, turns
+        self._filler = filler  # the line that fills up the last batches of a finite pass
         self._batch_size, self._extra_tokens = batch_size, extra_tokens
         self._thread: int | None = None  # that reads
 
@@ -87,6 +91,8 @@ class LocalBatchSource:
         self._thread = threading.get_ident()
         samples = self._turns.take(self._batch_size)
         rows, passed = self._lanes.take(samples)
+        if self._filler is not None:
+            rows += [(self._filler, 0)] * (self._batch_size - len(rows))
         return LineBatch(collect(rows, self._extra_tokens), samples, passed)
 
     def check(self) -> None:
@@ -117,6 +123,7 @@ class BatchFinisher:
     pin_memory: bool = False
     device: torch.device | None = None
     copy: DeviceCopy | None = None
+    mark: Callable[[dict[str, Any], Batch], dict[str, Any]] | None = None  # adds fields of a finite pass
 
     def opened(self) -> "BatchFinisher":
         """The same for a new thread that reads ahead. Called in the trainer's thread."""
@@ -126,6 +133,8 @@ class BatchFinisher:
 
     def __call__(self, lines: LineBatch) -> FinishedBatch:
         fields = self.collate.fields(lines.batch)
+        if self.mark is not None:
+            fields = self.mark(fields, lines.batch)
         if self.copy is not None:
             fields, wait = self.copy(fields)
             return FinishedBatch(fields, lines.samples, lines.passed, wait)

@@ -93,7 +93,7 @@ class DeviceCopy:
         self._staging = StagingBuffers(pinned=self._stream is not None)
 
     def __call__(self, fields: dict[str, Any]) -> MovedBatch:
-        tensors = list({id(tensor): tensor for tensor in _tensors(fields) if _is_packable(tensor)}.values())
+        tensors = list({id(tensor): tensor for tensor in _tensors(fields) if is_packable(tensor)}.values())
         if not tensors:
             return MovedBatch(replaced(fields, self._moved), lambda: None)
         stream, size = self._stream, packed_size(tensors)
@@ -138,7 +138,8 @@ def _stream(device: torch.device) -> torch.Stream | None:
         return None
 
 
-def _is_packable(tensor: torch.Tensor) -> bool:
+def is_packable(tensor: Any) -> bool:
+    """Whether a value is a plain tensor in main memory."""
     return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout is torch.strided
 
 

@@ -32,7 +32,7 @@ from typing import ClassVar
 from fmsdata.errors import WorkerError
 
 STATUS = struct.Struct("<q")
-MOST_DESCRIPTORS = 16  # of a request
+MOST_DESCRIPTORS = 128  # of a request
 UNKNOWN_EXIT = 1 << 20  # the exit code of a worker whose server is gone
 FORK_FAILED = 1 << 16  # an exit code of -FORK_FAILED * errno: the worker was never forked
 BOOT = "import sys; sys.path[:] = {path!r}; from fmsdata.loader.fork_server import serve; serve({fd}, {trainer})"

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -20,11 +20,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fmsdata.core.checks import whole
 from fmsdata.core.state import State
-from fmsdata.errors import ConfigError, FmsdataWarning, StageError
+from fmsdata.epochs.rows import Rows
+from fmsdata.epochs.sampler import EpochSampler
+from fmsdata.errors import ConfigError, FmsdataWarning, StageError, StateError
 from fmsdata.loader.batches import BatchFinisher, BatchSource, LocalBatchSource
 from fmsdata.loader.device import checked_device
 from fmsdata.loader.ends import Ends
 from fmsdata.loader.fork_server import ForkServer
+from fmsdata.loader.pass_end import PassEnd, checked_evaluation, mark_padding
 from fmsdata.loader.patience import StallLimits
 from fmsdata.loader.read_ahead import OnDemand, ReadAhead
 from fmsdata.loader.saving import Saving
@@ -58,17 +61,43 @@ class StatefulDataLoader:
     batches there. With `checkpoint`, the loader saves itself at the steps that the `Checkpoints`
     name, and resumes from the newest complete checkpoint when it is created.
 
+    If `data` is a finite pass (`epochs`), the loader stops after its last batch, at the same step on
+    every rank, and has a length. Batches then have a field `is_padding`, which is true for rows that
+    only fill up the last batches. With `evaluation` every iteration reads the pass from the top, or
+    its first samples (`evaluation={"samples": 1000}`), and there is no state.
+
     >>> loader = StatefulDataLoader(data, batch_size=8, rank=0, world_size=1)     # doctest: +SKIP
     >>> for batch in loader:                                                      # doctest: +SKIP
     ...     train(batch["input_ids"], batch["labels"])
+
+    With `sampler`, the data are map-style rows: anything with a length and `[]`. A `for` loop is
+    one epoch, and the next loop is the next; `next(loader)` goes from one to the other. See
+    docs/epochs.md. `batch_size` is that of a rank; `collate_fn`, `prefetch_factor`, `drop_last`,
+    `pin_memory` and `persistent_workers` are as in torch. Batches of dicts get `index`, `epoch_id`
+    and `is_padding`, unless `row_ids` is False.
+
+    >>> sampler = EpochSampler(rows, global_batch=64, rank=0, world_size=8)              # doctest: +SKIP
+    >>> loader = StatefulDataLoader(rows, sampler=sampler, batch_size=8, num_workers=2)  # doctest: +SKIP
     """
+
+    def __new__(cls, *_: Any, sampler: EpochSampler | None = None, **__: Any) -> "StatefulDataLoader":
+        if cls is StatefulDataLoader and sampler is not None:
+            from fmsdata.loader.rows import RowLoader
+
+            cls = RowLoader  # a subclass, whose __init__ is called next
+        return super().__new__(cls)
 
     def __init__(
         self,
-        data: Rescalable,
+        data: Rescalable | Rows,
         *,
         batch_size: int,
         num_workers: int = 0,
+        sampler: EpochSampler | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        prefetch_factor: int | None = None,
+        drop_last: bool | None = None,
+        row_ids: bool = True,
         rank: int | None = None,
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
@@ -85,9 +114,18 @@ class StatefulDataLoader:
         stall_warning: float = 30.0,
         stall_timeout: float | None = None,
         steps: int | None = None,
+        evaluation: bool | Mapping[str, int | None] = False,
     ) -> None:
         if not isinstance(data, Rescalable):
-            raise ConfigError(f"a loader reads a Rescalable, not {data!r}")
+            raise ConfigError(
+                f"a loader reads a Rescalable, or rows with sampler=EpochSampler(rows, ...), not {data!r} alone"
+            )
+        for_rows = (sampler, collate_fn, prefetch_factor, drop_last)
+        if any(argument is not None for argument in for_rows) or not row_ids:
+            raise ConfigError(
+                "sampler, collate_fn, prefetch_factor, drop_last and row_ids are for map-style rows, "
+                "and this loader reads a Rescalable: leave them out"
+            )
         self.data = data
         self.batch_size = whole("batch_size", batch_size, least=1)
         check_outputs(outputs)
@@ -99,13 +137,17 @@ class StatefulDataLoader:
         self._mine = data.lanes_of(self.rank, self.world_size)
         self.num_workers = self._enough_workers(whole("num_workers", num_workers))
         self.prefetch = whole("prefetch", prefetch)
+        self.evaluation, samples = checked_evaluation(evaluation, data, checkpoint)
+        self._pass = None if data.epochs is None else PassEnd(data, samples, checkpoint)
+        self._iteration = 0  # the number of the evaluation in progress
         self._finish = BatchFinisher(
             collate=Collate(self.task, self.outputs, sources=self.sources, padding_segment=padding_segment),
-            pin_memory=_can_pin() if pin_memory else False,
+            pin_memory=can_pin() if pin_memory else False,
             device=checked_device(device),
+            mark=None if self._pass is None else mark_padding,
         )
         self._persistent_workers = persistent_workers
-        self._method = _checked_method(multiprocessing_context)
+        self._method = checked_method(multiprocessing_context)
         self._stall_limits = StallLimits.checked(stall_warning, stall_timeout)
         if stall_timeout is not None and not self.prefetch and not self.num_workers:
             raise ConfigError(
@@ -130,44 +172,102 @@ class StatefulDataLoader:
             self._load(states)
 
     @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return self.data.seed
+
+    @property
     def checkpoint(self) -> Checkpoints | None:
         """The folder that the loader saves itself to."""
         return self._saving.checkpoint
 
     @checkpoint.setter
     def checkpoint(self, checkpoint: Checkpoints | None) -> None:
+        checked_evaluation(self.evaluation, self.data, checkpoint)
         self._saving.checkpoint = checkpoint
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if self.steps is None:
+        if self.steps is None and self._pass is None:
             refuse_endless_evaluation()
-        self._ends.begin(self._positions.step, inspect.currentframe())
-        return self._batches()
+        if self.evaluation:
+            self._from_the_top()
+        self._ends.begin(self._positions.step, inspect.currentframe() if self._pass is None else None)
+        return self._batches(self._iteration)
 
-    def _batches(self) -> Iterator[dict[str, Any]]:
+    def _batches(self, iteration: int) -> Iterator[dict[str, Any]]:
         with self._saving.on_sigterm(self._state):
             try:
+                if self.ended:
+                    self._warn_that_pass_is_over()
                 while not self._at_end():
                     yield self._next_batch()
+                    if iteration != self._iteration:
+                        raise ConfigError(
+                            "another evaluation with this loader has begun, from the top; end one before the next "
+                            "begins, or build a loader for each"
+                        )
             finally:
                 if not self._persistent_workers:
                     self._stop_engine()
 
     def __next__(self) -> dict[str, Any]:
-        """The next batch. With `steps`, StopIteration once at each end; the next call goes on."""
+        """The next batch. With `steps`, StopIteration once at each end; the next call goes on.
+
+        At the end of a finite pass, StopIteration at every call; an evaluation begins again after it.
+        """
         if self._saving.handles_sigterm:
             raise ConfigError(
                 "on_sigterm saves while an iteration over the loader runs, and next(loader) is none; "
                 "create one with batches = iter(loader), and call next(batches)"
             )
         if self._at_end():
+            if self.evaluation and self.ended:
+                self._from_the_top()
             raise StopIteration
         return self._next_batch()
 
     def __len__(self) -> int:
+        """The steps of a finite pass from its start to its end, or `steps`, if that is less."""
+        if self._pass is not None:
+            end = self._pass.step(self._positions, self._history)
+            return end if self.steps is None else min(end, self.steps)
         if self.steps is None:
-            raise TypeError("the stream has no end, so a loader has no length; give it one with steps=, or count steps")
+            raise TypeError(
+                "the stream has no end, so a loader has no length; give it one with steps= or epochs=, or count steps"
+            )
         return self.steps
+
+    @property
+    def pass_lines(self) -> list[int]:
+        """How many lines each lane has in a finite pass. Waits until that is planned.
+
+        >>> sum(loader.pass_lines)     # doctest: +SKIP
+        18264
+        """
+        if self._pass is None:
+            raise ConfigError("the stream has no end: give the Rescalable epochs=1, or the configuration `epochs: 1`")
+        lines: list[int] = self._pass.plan.lines.tolist()
+        return lines
+
+    @property
+    def ended(self) -> bool:
+        """Whether the loader is at the end of a finite pass. An endless stream never is."""
+        return self._pass is not None and self._positions.step >= self._pass.step(self._positions, self._history)
+
+    def _warn_that_pass_is_over(self) -> None:
+        warnings.warn(
+            f"the pass has ended at step {self._positions.step}: there are no more batches. To read the documents more "
+            "often, start with a larger epochs=; to read a set again and again, use evaluation",
+            FmsdataWarning,
+            stacklevel=3,
+        )
+
+    def _from_the_top(self) -> None:
+        """Begin a new evaluation."""
+        self._iteration += 1
+        if self._positions.step:
+            self._stop_engine()
+            self._start_at(0, [], self.data.start(self._mine))
 
     def __bool__(self) -> bool:
         return True
@@ -219,6 +319,7 @@ class StatefulDataLoader:
     def _batch_source(self) -> Callable[[], BatchSource]:
         """A function that opens the source of the batches from here on."""
         lanes, self._opened = self._opened, None
+        plan, filler = (None, None) if self._pass is None else (self._pass.plan, self._pass.filler)
         if self.num_workers:
             return partial(
                 WorkerBatchSource,
@@ -229,14 +330,18 @@ class StatefulDataLoader:
                 extra_tokens=self.task.extra_tokens,
                 needs_lines=self._finish.collate.needs_lines,
                 method=self._method,
+                plan=plan,
+                filler=filler,
             )
         lanes = lanes or self.data.start(self._mine, self._positions.states(self._mine))
+        lanes.expect(plan)
         return partial(
             LocalBatchSource,
             lanes,
-            self._positions.turns(),
+            self._positions.turns(None if plan is None else plan.lines),
             batch_size=self.batch_size,
             extra_tokens=self.task.extra_tokens,
+            filler=filler,
         )
 
     def close(self) -> None:
@@ -279,10 +384,13 @@ class StatefulDataLoader:
         """The position of this rank, as plain data: JSON-able, and without tokens.
 
         With `gather`, the position of all ranks, which loads anywhere, at any world size. This is a
-        collective over the loader's process group: call it on all ranks after the same step.
+        collective over the loader's process group: call it on all ranks after the same step. The state
+        of an evaluation is empty.
 
         >>> state = loader.state_dict(gather=True)     # doctest: +SKIP
         """
+        if self.evaluation:
+            return {}
         refuse_to_save(self._ranks, gather)
         if gather:
             return gather_state(lambda: self._state(self._positions), self._ranks, self.data.lanes)
@@ -297,6 +405,10 @@ class StatefulDataLoader:
         The world size may differ. The mix and the lines may differ from those that the state was
         saved with: see docs/live-edits.md.
         """
+        if self.evaluation:
+            if any(state if isinstance(state, list | tuple) else [state]):
+                raise StateError("an evaluation has no state: it reads its set from the top at each iteration")
+            return
         saved = self.data.resume(state, self._mine)
         lanes = saved.data.start(self._mine, saved.lanes)
         self._stop_engine()
@@ -311,6 +423,8 @@ class StatefulDataLoader:
         self._positions = lanes.positions(step)  # after the last batch that was handed out
         self._history = continued(history, Segment(step, self.world_size, self.batch_size))
         self._opened = lanes
+        if self._pass is not None:
+            self._pass.move()
         self._ends.move_to(step)
         self._saving.move_to(self._positions)
         self._pipeline = self.data.fingerprint
@@ -341,10 +455,13 @@ class StatefulDataLoader:
     def _at_end(self) -> bool:
         """Whether the iteration ends here. Called when the trainer asks for a batch: saves what is due."""
         ended = self._ends.reached(self._positions.step)
-        self._saving.save_if_due(self._positions, self._state, ended=ended)
+        over = self.ended
+        self._saving.save_if_due(self._positions, self._state, ended=ended or over)
         if ended:
             self._ends.move_to(self._positions.step)
-        return ended
+        if over:
+            self._stop_engine()
+        return ended or over
 
     def _enough_workers(self, requested: int) -> int:
         if requested > len(self._mine):
@@ -357,14 +474,14 @@ class StatefulDataLoader:
         return min(requested, len(self._mine))
 
 
-def _can_pin() -> bool:
+def can_pin() -> bool:
     if not torch.accelerator.is_available():
         warnings.warn("pin_memory has no effect without an accelerator; it is ignored", FmsdataWarning, stacklevel=3)
         return False
     return True
 
 
-def _checked_method(method: str | None) -> str:
+def checked_method(method: str | None) -> str:
     if method is not None and method not in multiprocessing.get_all_start_methods():
         known = ", ".join(map(repr, multiprocessing.get_all_start_methods()))
         raise ConfigError(f"multiprocessing_context is {method!r}; it must be one of {known}")

@@ -30,14 +30,17 @@ class SharedMemory:
 
     def write(self, *parts: bytes | memoryview) -> None:
         """Write these bytes one after the other, from the beginning."""
-        size = sum(map(len, parts))
-        if os.fstat(self._fd).st_size < size:
-            os.ftruncate(self._fd, size)
-        mapped = self._mapped(size)
+        mapped = self.reserve(sum(map(len, parts)))
         start = 0
         for part in parts:
             mapped[start : start + len(part)] = part
             start += len(part)
+
+    def reserve(self, size: int) -> memoryview:
+        """The first `size` bytes, to write to."""
+        if os.fstat(self._fd).st_size < size:
+            os.ftruncate(self._fd, size)
+        return self.read(size)
 
     def read(self, size: int) -> memoryview:
         """The first `size` bytes, as a view that is valid until the other process writes again."""

@@ -1,8 +1,9 @@
 """What runs in a worker process.
 
-A worker reads some of the rank's lanes. For each request, a number of batches, it works out alone
-which samples of that round belong to its lanes, reads their lines and replies. It ends when it is
-told to, when its pipe is closed, or when the trainer is gone.
+A worker of a stream reads some of the rank's lanes. For each request, a number of batches, it works
+out alone which samples of that round belong to its lanes, reads their lines and replies. A worker of
+map-style rows (`fmsdata/loader/row_workers.py`) is sent the ids of its rows. Both end when they are
+told to, when the pipe is closed, or when the trainer is gone.
 """
 
 import os
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from fmsdata.loader.reply import Reply, ReplySize, WorkerFailure, join_lines, wr
 from fmsdata.loader.shared_memory import SharedMemory
 from fmsdata.loader.worker_note import WorkerNote
 from fmsdata.prefetch.open_files import OpenFiles
+from fmsdata.run.finite import PassPlan
 from fmsdata.run.positions import Milestone, Positions
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.tasks.batch import gather, padding_of
@@ -37,9 +39,32 @@ from fmsdata.tasks.batch import gather, padding_of
 WATCH_SECONDS = 1.0  # how often a worker checks whether the trainer is still there, where nothing wakes it
 
 
+class Reader(Protocol):
+    """What answers the requests in a worker."""
+
+    def read(self, request: Any) -> ReplySize: ...
+
+
+class Spec(Protocol):
+    """What a worker reads. It is sent to workers that are not forked from the trainer."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def workers(self) -> int: ...
+
+    @property
+    def trainer(self) -> int:
+        """Its process id."""
+
+    def open(self, channel: "Channel") -> Reader:
+        """Called in the worker."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """What a worker reads. It is sent to workers that are not forked from the trainer."""
+    """A worker that reads lanes."""
 
     data: Rescalable
     positions: Positions  # of all lanes of the rank
@@ -48,11 +73,15 @@ class WorkerSpec:
     batch_size: int
     needs_lines: bool
     trainer: int  # its process id
+    plan: PassPlan | None = None  # of a finite pass
 
     @property
     def lanes(self) -> list[int]:
         """The lanes that this worker reads."""
         return lanes_of_worker(self.positions, self.workers)[self.index]
+
+    def open(self, channel: "Channel") -> Reader:
+        return RoundReader(self, channel)
 
 
 class Channel(NamedTuple):
@@ -106,17 +135,17 @@ def serve_worker(descriptors: Sequence[int]) -> None:
         _detach_from_trainer(surroundings.worker, channel)
         _end_with_trainer(surroundings.trainer, channel.requests)
         text = channel.requests.recv_bytes()
-        reader: RoundReader | FailedReader
+        reader: Reader
         try:
             surroundings.take_over()
             THREADS.share(surroundings.workers)
-            reader = RoundReader(pickle.loads(text), channel)
+            reader = pickle.loads(text).open(channel)
         except Exception as error:
             reader = FailedReader(_unreadable(error), channel.memories)
         _reply_to_requests(reader, channel.requests)
 
 
-def run_worker(spec: WorkerSpec, channel: Channel, inherited: Sequence[Connection]) -> None:
+def run_worker(spec: Spec, channel: Channel, inherited: Sequence[Connection]) -> None:
     """Be a worker that was forked from the trainer.
 
     `inherited` are pipe ends of the trainer.
@@ -127,17 +156,17 @@ def run_worker(spec: WorkerSpec, channel: Channel, inherited: Sequence[Connectio
     _end_with_trainer(spec.trainer, channel.requests)
     THREADS.share(spec.workers)
     with suppress(EOFError, ConnectionError):
-        _reply_to_requests(RoundReader(spec, channel), channel.requests)
+        _reply_to_requests(spec.open(channel), channel.requests)
 
 
-def _reply_to_requests(reader: "RoundReader | FailedReader", requests: Connection) -> None:
-    pending: deque[int] = deque()  # batches of the rounds that were requested
+def _reply_to_requests(reader: Reader, requests: Connection) -> None:
+    pending: deque[Any] = deque()
     while True:
         while not pending or requests.poll():
-            batches: int | None = requests.recv()
-            if batches is None:
+            request = requests.recv()
+            if request is None:
                 return
-            pending.append(batches)
+            pending.append(request)
         requests.send(reader.read(pending.popleft()))
 
 
@@ -157,7 +186,7 @@ class FailedReader:
     def __init__(self, failure: WorkerFailure, memories: Sequence[SharedMemory]) -> None:
         self._failure, self._memories = failure, deque(memories)
 
-    def read(self, batches: int) -> ReplySize:  # noqa: ARG002
+    def read(self, request: Any) -> ReplySize:  # noqa: ARG002
         self._memories.rotate(-1)
         return write_reply(self._memories[-1], Reply(failure=self._failure))
 
@@ -168,24 +197,25 @@ class RoundReader:
     def __init__(self, spec: WorkerSpec, channel: Channel) -> None:
         self._spec, self._memories = spec, channel.memories
         self._lane_set = set(spec.lanes)
-        self._turns = spec.positions.turns()
+        self._turns = spec.positions.turns(None if spec.plan is None else spec.plan.lines)
         self._round = 0
         self._failure: WorkerFailure | None = None
         try:
             share = len(spec.lanes) / spec.data.lanes
             files = OpenFiles(share, lambda block: channel.note.write(str(block)), spec.data.versions)
             self._lanes = spec.data.start(spec.lanes, spec.positions.states(spec.lanes), files)
+            self._lanes.expect(spec.plan)
         except Exception as error:
             self._failure = WorkerFailure.of(error)
 
-    def read(self, batches: int) -> ReplySize:
-        """Read the lines of the next round, as far as possible.
+    def read(self, request: int) -> ReplySize:
+        """Read the lines of the next round of so many batches, as far as possible.
 
         After a failure nothing more is read.
         """
         memory = self._memories[self._round % len(self._memories)]
         self._round += 1
-        samples = self._turns.take(batches * self._spec.batch_size)
+        samples = self._turns.take(request * self._spec.batch_size)
         rows: list[Row] = []
         passed: list[Milestone] = []
         try:

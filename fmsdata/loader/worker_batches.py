@@ -24,6 +24,7 @@ from fmsdata.loader.reply import Reply, read_reply
 from fmsdata.loader.rounds import RoundSizes
 from fmsdata.loader.worker import WorkerSpec, lanes_of_worker
 from fmsdata.loader.worker_pool import WorkerPool
+from fmsdata.run.finite import PassPlan
 from fmsdata.run.positions import Milestone, Positions
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.storage.stats import StorageStats
@@ -46,6 +47,8 @@ class WorkerBatchSource:
         extra_tokens: int,
         needs_lines: bool,
         method: str,
+        plan: PassPlan | None = None,
+        filler: Chunk | None = None,
     ) -> None:
         specs = [
             WorkerSpec(
@@ -56,12 +59,14 @@ class WorkerBatchSource:
                 batch_size=batch_size,
                 needs_lines=needs_lines,
                 trainer=os.getpid(),
+                plan=plan,
             )
             for index in range(workers)
         ]
         self._lanes, self._batch_size, self._extra_tokens = data.lanes, batch_size, extra_tokens
         self._versions = data.versions
-        self._turns = positions.turns()
+        self._turns = positions.turns(None if plan is None else plan.lines)
+        self._filler = filler
         lanes = lanes_of_worker(positions, workers)
         self._worker_of_lane = {lane: index for index in range(workers) for lane in lanes[index]}
         # Received, not yet taken.
@@ -91,6 +96,9 @@ class WorkerBatchSource:
             while ahead and ahead[0].lines <= lines:
                 passed.append(ahead.popleft())
         taken = [self._take(worker, len(mine)) for worker, mine in enumerate(rows)]
+        if self._filler is not None and len(samples) < self._batch_size:
+            rows.append(list(range(len(samples), self._batch_size)))
+            taken.append(_filled_up(self._filler, len(rows[-1])))
         return LineBatch(_assemble(taken, rows, self._extra_tokens), samples, passed)
 
     def _next_round(self) -> None:
@@ -171,6 +179,12 @@ class _ReceivedReply:
         reply, stop = self.reply, self._taken
         lines = reply.lines.slice(start, stop) if reply.lines is not None and count else None
         return _TakenLines(self._tokens[start:stop], reply.padding[start:stop], lines)
+
+
+def _filled_up(filler: Chunk, count: int) -> "_TakenLines":
+    """Lines of padding, which no worker has sent."""
+    tokens = np.tile(filler.copies.read(0, set()), (count, 1))
+    return _TakenLines(tokens, [filler.line_length] * count, filler.take(np.zeros(count, np.int64)))
 
 
 class _TakenLines(NamedTuple):

@@ -21,7 +21,7 @@ from fmsdata.loader.fork_server import ForkServer, describe_exit
 from fmsdata.loader.limits import limit_error
 from fmsdata.loader.reply import ReplySize
 from fmsdata.loader.shared_memory import SharedMemory
-from fmsdata.loader.worker import Channel, Surroundings, WorkerSpec, run_worker
+from fmsdata.loader.worker import Channel, Spec, Surroundings, run_worker
 from fmsdata.loader.worker_note import WorkerNote, describe_state
 
 DEFAULT_METHOD = "forkserver"
@@ -35,7 +35,7 @@ MOST_REPORTED = 4  # silent workers whose stacks are shown
 class Worker(NamedTuple):
     """A worker process that was started."""
 
-    spec: WorkerSpec
+    spec: Spec
     process: Any  # of multiprocessing, or a ServedProcess
     channel: Channel
 
@@ -52,7 +52,7 @@ class Worker(NamedTuple):
             self.process.close()
 
 
-def start_worker(spec: WorkerSpec, method: str, *, memories: int, inherited: Sequence[Connection] = ()) -> Worker:
+def start_worker(spec: Spec, method: str, *, memories: int, inherited: Sequence[Connection] = ()) -> Worker:
     """Start a worker process.
 
     `memories` is the number of its memories for replies. `inherited` are the trainer's pipe ends so
@@ -81,7 +81,7 @@ def start_worker(spec: WorkerSpec, method: str, *, memories: int, inherited: Seq
         raise
 
 
-def _fork_worker(spec: WorkerSpec, channel: Channel, theirs: Connection, inherited: Sequence[Connection]) -> Any:
+def _fork_worker(spec: Spec, channel: Channel, theirs: Connection, inherited: Sequence[Connection]) -> Any:
     if multiprocessing.current_process().daemon:
         raise ConfigError(
             "multiprocessing_context is 'fork', but this is a daemon process of multiprocessing, which may not fork "
@@ -110,7 +110,7 @@ def _require_descriptors(count: int) -> None:
             os.close(fd)
 
 
-def _serve_worker(spec: WorkerSpec, channel: Channel, theirs: Connection, method: str) -> Any:
+def _serve_worker(spec: Spec, channel: Channel, theirs: Connection, method: str) -> Any:
     import cloudpickle  # for lambdas, and for functions and classes of a script or notebook
 
     try:
@@ -141,7 +141,7 @@ class WorkerPool:
     One thread uses it; `check`, `wake` and `abort` may be called from others.
     """
 
-    def __init__(self, specs: Sequence[WorkerSpec], method: str, *, memories: int) -> None:
+    def __init__(self, specs: Sequence[Spec], method: str, *, memories: int) -> None:
         self._owner = os.getpid()
         self._workers: list[Worker] = []
         self._ending = False
@@ -165,9 +165,13 @@ class WorkerPool:
 
     def request(self, batches: int) -> None:
         """Ask all workers for a round of this many batches."""
-        for worker in self._workers:
-            with suppress(ConnectionError):  # it died: `receive` finds out
-                worker.channel.requests.send(batches)
+        for index in range(len(self._workers)):
+            self.send(index, batches)
+
+    def send(self, index: int, request: Any) -> None:
+        """Send a request to one worker."""
+        with suppress(ConnectionError):  # it died: `receive` finds out
+            self._workers[index].channel.requests.send(request)
 
     def receive(self, index: int) -> ReplySize:
         """Wait for the next reply of a worker. Raises `WorkerError` if that can't come any more."""

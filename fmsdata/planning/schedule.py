@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fmsdata.core.keys import Ints, offsets
+from fmsdata.core.keys import Ints
 from fmsdata.errors import ConfigError, StateError
+
+NO_LIMIT = 1 << 61  # lines of a lane that never ends
 
 
 class Segment(NamedTuple):
@@ -39,23 +41,33 @@ class Turns:
     """Which lane a rank serves next: the one with the fewest lines taken, ties by lane number.
 
     Line `n` of lane `l` is sample `n * L + l`, so this is the lowest sample that was not taken yet.
+    With `limits`, the number of lines that each lane has, lanes that have ended are skipped.
     """
 
-    def __init__(self, lines: Mapping[int, int], lanes: int) -> None:
+    def __init__(self, lines: Mapping[int, int], lanes: int, limits: Ints | None = None) -> None:
         self._lanes = lanes
-        self._next = sorted(taken * lanes + lane for lane, taken in lines.items())
+        self._limits = None if limits is None else limits.tolist()
+        going = lines.keys() if limits is None else [lane for lane in lines if lines[lane] < limits[lane]]
+        self._next = sorted(lines[lane] * lanes + lane for lane in going)
 
     def take(self, count: int) -> list[int]:
-        """The next samples."""
-        taken = []
-        for _ in range(count):
-            taken.append(self._next[0])
-            heapq.heapreplace(self._next, self._next[0] + self._lanes)
+        """The next samples; fewer when all lanes have ended."""
+        taken: list[int] = []
+        limits, lanes = self._limits, self._lanes
+        while len(taken) < count and self._next:
+            sample = self._next[0]
+            taken.append(sample)
+            if limits is not None and sample // lanes + 1 >= limits[sample % lanes]:
+                heapq.heappop(self._next)
+            else:
+                heapq.heapreplace(self._next, sample + lanes)
         return taken
 
 
 class Schedule:
     """Which samples are in which step of a run with this history. Steps count from 0.
+
+    `limits` are the numbers of lines that the lanes of a finite pass have.
 
     >>> schedule = Schedule([Segment(0, 2, 3)], lanes=4)
     >>> schedule.samples(0)
@@ -64,7 +76,7 @@ class Schedule:
     (0, 1, 2)
     """
 
-    def __init__(self, history: Sequence[Segment], lanes: int) -> None:
+    def __init__(self, history: Sequence[Segment], lanes: int, limits: Ints | None = None) -> None:
         steps = [segment.step for segment in history]
         if steps[:1] != [0] or any(later <= earlier for earlier, later in pairwise(steps)):
             raise StateError(
@@ -74,6 +86,7 @@ class Schedule:
         if (most := max(segment.world_size for segment in history)) > lanes:
             raise ConfigError(f"world size {most} is more than the {lanes} lanes of this run")
         self._lanes = lanes
+        self._limits = np.full(lanes, NO_LIMIT) if limits is None else limits
         self._history = list(history)
         self._known: dict[int, Ints] = {}
         self._before = [np.zeros(lanes, np.int64)]  # for each segment, the lines taken of each lane at its start
@@ -96,7 +109,15 @@ class Schedule:
         _, world_size, batch_size = self.segment(step)
         lines = self.lines(step).tolist()
         lanes = [range(rank, self._lanes, world_size) for rank in range(world_size)]
-        return [Turns({lane: lines[lane] for lane in mine}, self._lanes).take(batch_size) for mine in lanes]
+        return [
+            Turns({lane: lines[lane] for lane in mine}, self._lanes, self._limits).take(batch_size) for mine in lanes
+        ]
+
+    def end(self, now: Segment) -> int:
+        """The step at which a finite pass ends if it goes on like this: when no rank has a line left."""
+        left = self._limits - self.lines(now.step)
+        ranks = [int(left[rank :: now.world_size].sum()) for rank in range(now.world_size)]
+        return now.step - (-max(ranks) // now.batch_size)
 
     def when(self, sample: int) -> tuple[int, int, int]:
         """The step, the rank and the row in which a sample was handed out."""
@@ -104,7 +125,8 @@ class Schedule:
         index = max(index for index, before in enumerate(self._before) if before[lane] <= line)
         begin, world_size, batch_size = self._history[index]
         lanes = np.arange(lane % world_size, self._lanes, world_size)
-        earlier = np.maximum(0, line + (lanes < lane) - self._before[index][lanes]).sum()
+        before = self._before[index][lanes]
+        earlier = (np.clip(line + (lanes < lane), before, self._limits[lanes]) - before).sum()
         step, row = divmod(int(earlier), batch_size)
         return begin + step, lane % world_size, row
 
@@ -115,19 +137,29 @@ class Schedule:
         """The lines taken of each lane at a step, given those at the start of its segment."""
         lines = before.copy()
         for rank in range(segment.world_size):
-            mine = before[rank :: segment.world_size]
-            lines[rank :: segment.world_size] = _filled(mine, (step - segment.step) * segment.batch_size)
+            mine, limits = before[rank :: segment.world_size], self._limits[rank :: segment.world_size]
+            lines[rank :: segment.world_size] = after_samples(mine, limits, (step - segment.step) * segment.batch_size)
         return lines
 
 
-def _filled(lines: Ints, taken: int) -> Ints:
-    """The lines of a rank's lanes after `taken` more samples, each from the lane with the fewest lines."""
-    order = np.argsort(lines, kind="stable")
-    low = lines[order]
-    until_level = low * np.arange(len(low)) - offsets(low)[:-1]  # samples until all lanes before it have as many lines
-    sharing = np.sort(order[: np.searchsorted(until_level, taken, side="right")])
-    level, rest = divmod(taken + int(lines[sharing].sum()), len(sharing))
-    out = lines.copy()
-    out[sharing] = level
-    out[sharing[:rest]] += 1
-    return out
+def after_samples(lines: Ints, limits: Ints, taken: int) -> Ints:
+    """The lines taken of some lanes after `taken` more samples, each from the lane with the fewest lines.
+
+    A lane with as many lines as its limit has ended.
+
+    >>> after_samples(np.array([0, 0, 0]), np.array([4, 1, 4]), 6).tolist()
+    [3, 1, 2]
+    """
+    lanes, place = len(lines), np.arange(len(lines))
+
+    def before(sample: int) -> Ints:
+        """The lines of each lane before a sample: line `n` of the lane at place `p` is sample `n * lanes + p`."""
+        counts: Ints = np.clip(-((place - sample) // lanes), lines, limits)
+        return counts
+
+    total = int(lines.sum()) + taken
+    low, high = 0, lanes * (int(lines.max(initial=0)) + taken)  # no lane is further than that
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if before(middle).sum() >= total else (middle + 1, high)
+    return before(low)

@@ -91,6 +91,11 @@ class Checkpoints:
     def __str__(self) -> str:
         return str(self._folder)
 
+    @property
+    def folder(self) -> Location:
+        """The folder."""
+        return self._folder
+
     def is_due(self, step: int) -> bool:
         """Whether the loader saves itself after this step."""
         return self.saves_itself and self.every is not None and step > 0 and step % self.every == 0

@@ -30,7 +30,7 @@ from fmsdata.stages.tokenize import with_max_epochs
 # documents as they are, so that the tokens of a line can go back to their sources.
 EDITABLE: dict[type[Stage], tuple[str, ...]] = {
     Shuffle: ("window", "first_window"),
-    Pack: ("seq_len", "mode", "bol", "eol", "pad", "crop", "max_documents", "window"),
+    Pack: ("seq_len", "mode", "bol", "eol", "pad", "crop", "max_documents", "window", "first_window"),
     Delimit: ("bos", "eos"),
     Filter: (),
 }

@@ -48,6 +48,27 @@ def gather_state(own: Callable[[], State], ranks: Ranks, lanes: int) -> State:
     return {**state, "lanes": _merged(messages, ranks, lanes)}
 
 
+def agreed(state: State, ranks: Ranks) -> State:
+    """A state that must be the same on all ranks: a collective that raises on all of them if it is not."""
+    ranks.check("loader")
+    if ranks.world_size == 1:
+        return state
+    _check_group(ranks)
+    digests = {name: hashlib.sha256(json.dumps(value).encode()).hexdigest() for name, value in state.items()}
+    messages: list[State] = [{**digests, "rank": ranks.rank}]
+    for group in ranks.groups or (None,):
+        parts = _exchange(json.dumps(messages).encode(), group)
+        messages = [message for part in parts for message in json.loads(part)]
+    for message in messages:
+        different = [name for name in digests if message.get(name) != messages[0].get(name)]
+        if different:
+            raise StateError(
+                f"ranks {messages[0]['rank']} and {message['rank']} differ in {', '.join(different)}; call "
+                "state_dict(gather=True) on all ranks after the same step, and exclude the same rows on all of them"
+            )
+    return state
+
+
 def _merged(messages: list[State], ranks: Ranks, count: int) -> dict[str, str]:
     """The lanes of all ranks. Every rank has the same messages, so all raise or none does."""
     if failed := [message for message in messages if "error" in message]:

@@ -6,14 +6,16 @@ last anchor and a number of lines to skip. Saving it asks no iterator.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from fmsdata.core.chunk import Chunk, Row
+from fmsdata.core.iterator import Exhausted
 from fmsdata.core.lane import Lane
 from fmsdata.core.state import Restoring, State, part
-from fmsdata.errors import StageError
+from fmsdata.errors import DataError, StageError
 from fmsdata.prefetch.open_files import OpenFiles
+from fmsdata.run.finite import PassPlan
 from fmsdata.run.positions import Anchor, Milestone, Positions, lines_taken
 from fmsdata.run.tally import Tallies, Tally, count_tokens
 
@@ -50,6 +52,11 @@ class Lanes:
                 running.passed = []
         return rows, passed
 
+    def expect(self, plan: PassPlan | None) -> None:
+        """Check, when a lane of a finite pass ends, that it ends as planned."""
+        for lane, running in self._running.items():
+            running.planned = int(plan.lines[lane]) if plan is not None and plan.is_whole else None
+
     def positions(self, step: int) -> Positions:
         """Where these lanes were opened."""
         lines = {lane: running.lines for lane, running in self._running.items()}
@@ -63,6 +70,7 @@ class _RunningLane:
         self.lane, self._columns = lane.index, data.columns
         self._ahead, self._to_do = lane.ahead, 0.0  # tokens to work for, ahead of the next chunk
         self.passed: list[Milestone] = []  # that were not reported yet
+        self.planned: int | None = None  # the lines that it has in a finite pass
         with nullcontext() if state is None else restoring(lane.index):
             self.lines, self._row = lines_taken(state, data.lines, data.lanes)
             self._iterator = data.lines.open(lane, part(state, "anchor"))
@@ -75,7 +83,10 @@ class _RunningLane:
         while self._chunk is None or self._row >= self._rows:
             if self._chunk is not None:
                 self._leave()
-            self._chunk = self._iterator.read()
+            try:
+                self._chunk = self._iterator.read()
+            except Exhausted:
+                raise other_than_planned(self.lane, self.lines - self._row) from None
             self._rows = len(self._chunk)
             tokens = count_tokens(self._chunk, self._columns)
             self.passed.append(Tally(self.lane, self.lines - self._row, tokens))
@@ -91,7 +102,16 @@ class _RunningLane:
             self._ahead.advance(part)
         if self._row == self._rows:
             self._leave()
+        if self.lines == self.planned:
+            self._require_end()
         return chunk, row
+
+    def _require_end(self) -> None:
+        """Raise if a lane has more lines than were planned, which would be lost."""
+        with suppress(Exhausted):
+            if self._chunk is None:
+                self._iterator.read()
+            raise other_than_planned(self.lane, f"more than {self.lines}")
 
     def _leave(self) -> None:
         self._chunk, self._row = None, self._row - self._rows
@@ -107,6 +127,15 @@ class _RunningLane:
             ) from None
         self.anchor = Anchor(self.lane, self.lines - self._row, text)
         self.passed.append(self.anchor)
+
+
+def other_than_planned(lane: int, lines: object) -> DataError:
+    """The error that a lane of a finite pass ends at another line than its plan says."""
+    return DataError(
+        f"lane {lane} has {lines} lines in this pass, which is not what was planned: documents have other lengths than "
+        "when the plan was made, or a stage of your own does not always return the same items; if shards were "
+        "replaced, remove the plan (pass-*.json beside the checkpoints, or in ~/.cache/fmsdata) and start again"
+    )
 
 
 def restoring(lane: int) -> Restoring:

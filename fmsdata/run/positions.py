@@ -73,9 +73,9 @@ class Positions:
         """The tokens taken of each source, by the columns of tallies."""
         return self.tallies.tokens(self.lines)
 
-    def turns(self) -> Turns:
-        """The order in which the lanes are served from here on."""
-        return Turns(self.lines, self._lanes)
+    def turns(self, limits: Ints | None = None) -> Turns:
+        """The order in which the lanes are served from here on. `limits` are the lines of a finite pass."""
+        return Turns(self.lines, self._lanes, limits)
 
     def state(self) -> dict[str, str]:
         """Per lane, as JSON: the step, the lines taken, an anchor, the lines to skip after it."""

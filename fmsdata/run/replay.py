@@ -78,7 +78,12 @@ class Replay:
                 f"there is no complete checkpoint{where}, so the world size of the run is unknown: "
                 "give it (--world-size)"
             )
-        self.schedule = Schedule(history, data.lanes)
+        self._last: int | None = None  # the step at which a finite pass ends
+        if self.data.epochs is None:
+            self.schedule = Schedule(history, data.lanes)
+        else:
+            self.schedule = Schedule(history, data.lanes, self.data.plan().result().lines)
+            self._last = self.schedule.end(history[-1])
         if steps and self.schedule.lines(self.newest)[0] != self._first_lane_lines:
             raise StateError(
                 f"{checkpoints}: the run did not begin at the start of the stream: it was started from another one, "
@@ -109,6 +114,8 @@ class Replay:
 
     def require_step(self, step: int) -> None:
         """Raise if a step can't be replayed with this configuration."""
+        if self._last is not None and step >= self._last:
+            raise ConfigError(f"there is no step {step}: the pass ends after {self._last} steps, 0 to {self._last - 1}")
         if step < self._edited:
             raise StateError(
                 f"the mix was edited at step {self._edited}, after step {step}: to trace step {step}, use the "

@@ -27,10 +27,11 @@ from fmsdata.core.chunk import Item
 from fmsdata.core.lane import Lane
 from fmsdata.core.stage import Stage, endless, tokens_only
 from fmsdata.core.state import State
-from fmsdata.errors import ConfigError
+from fmsdata.errors import ConfigError, StateError
 from fmsdata.planning.schedule import Segment
 from fmsdata.prefetch.open_files import OpenFiles
 from fmsdata.run.edits import edit_between
+from fmsdata.run.finite import PlanInBackground, check_finite
 from fmsdata.run.gather import gather_state
 from fmsdata.run.lanes import Lanes, restoring
 from fmsdata.run.ranks import Ranks
@@ -40,6 +41,7 @@ from fmsdata.run.shared_numbers import SharedNumbers
 from fmsdata.run.shares import source_sizes
 from fmsdata.run.state import unpack_states
 from fmsdata.run.wrappers import refuse_to_save, refuse_wrappers
+from fmsdata.storage.location import Location
 from fmsdata.storage.mapped import Versions
 
 log = logging.getLogger("fmsdata")
@@ -57,6 +59,9 @@ class Rescalable(IterableDataset[Item]):
     Its state is then that of the newest iteration over it. The rank comes from `rank` and `world_size`,
     from `mesh` (a device mesh with a data-parallel dimension, or that sub-mesh) or from `process_group`,
     else from torch.distributed, else from RANK and WORLD_SIZE, when the iteration begins.
+
+    With `epochs`, the stream is finite: every source is read that many times, or `max_epochs` times if
+    that is less, and then it ends, at the same step on every rank. Only `StatefulDataLoader` reads it.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class Rescalable(IterableDataset[Item]):
         *,
         lanes: int,
         seed: int = 0,
+        epochs: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
@@ -75,6 +81,10 @@ class Rescalable(IterableDataset[Item]):
         self.lanes = whole("lanes", lanes, least=1)
         self.lines = tokens_only(endless(lines, "Rescalable"), "Rescalable").settled(self.lanes)
         self.seed = whole("seed", seed, least=None)
+        self.epochs = None if epochs is None else whole("epochs", epochs, least=1)
+        if self.epochs is not None:
+            check_finite(self.lines)
+        self._plans: dict[int | None, PlanInBackground] = {}  # of the whole pass, or of its first samples
         self.versions = Versions()  # of the files that were read, in any process
         self._newest: Samples | None = None  # the iteration whose state is that of this dataset
         self._loaded: list[State] | None = None  # the states that iterations start from
@@ -101,7 +111,24 @@ class Rescalable(IterableDataset[Item]):
 
     def lane(self, index: int, host: Host) -> Lane:
         """One of the lanes, as its iterators know it. Lanes that are read together share a host."""
-        return Lane(index=index, count=self.lanes, seed=self.seed, host=host, window_tokens=self._window_tokens)
+        return Lane(
+            index=index,
+            count=self.lanes,
+            seed=self.seed,
+            host=host,
+            window_tokens=self._window_tokens,
+            epochs=self.epochs,
+        )
+
+    def plan(self, samples: int | None = None, folder: Location | None = None) -> "PlanInBackground":
+        """Plan a finite pass, or its first samples, in a thread; or what was planned before, if that did not fail.
+
+        `folder` is where the plan is kept.
+        """
+        plan = self._plans.get(samples)
+        if plan is None or not plan.is_usable:
+            self._plans[samples] = plan = PlanInBackground(self, samples, folder)
+        return plan
 
     @cached_property
     def _window_tokens(self) -> int:
@@ -126,6 +153,11 @@ class Rescalable(IterableDataset[Item]):
         saved = unpack_states(states, self.description, lanes)
         data = with_windows_of(self, windows_of or saved.pipeline)
         edit = edit_between(saved.pipeline, json.loads(data.fingerprint), data.lines, saved.step)
+        if self.epochs is not None and edit.changes:
+            raise StateError(
+                f"a finite pass can't be edited, because its length was planned: {'; '.join(edit.changes)}; undo that, "
+                "or start a new pass"
+            )
         host = OpenFiles(versions=self.versions)
 
         def converted(lane: int, state: State) -> State:
@@ -144,7 +176,8 @@ class Rescalable(IterableDataset[Item]):
     @cached_property
     def description(self) -> State:
         """Everything that the order and the content of the stream depend on, as plain data."""
-        return {"seed": self.seed, "lanes": self.lanes, "lines": self.lines.describe()}
+        finite = {} if self.epochs is None else {"epochs": self.epochs}
+        return {"seed": self.seed, "lanes": self.lanes, **finite, "lines": self.lines.describe()}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -176,6 +209,11 @@ class Rescalable(IterableDataset[Item]):
 
     def __iter__(self) -> Samples:
         """The samples of this rank, one by one, from the start or from the loaded state."""
+        if self.epochs is not None:
+            raise ConfigError(
+                f"a finite pass (epochs={self.epochs}) ends at the same step on every rank only in the loader of "
+                "fmsdata: fmsdata.StatefulDataLoader(data, batch_size=...)"
+            )
         refuse_wrappers(self._ranks_here(), self.lanes, self.seed)
         trainer = multiprocessing.parent_process()
         self._newest = self._open()
@@ -254,7 +292,7 @@ class Rescalable(IterableDataset[Item]):
             sent = _SentRanks(os.getpid(), replace(self._ranks_here(), groups=()))
         if get_spawning_popen() is not None:  # to a process that is being started
             self._have_workers[os.getpid()] = 1
-        return {**vars(self), "_newest": None, "_given": given, "_sent": sent}
+        return {**vars(self), "_newest": None, "_given": given, "_sent": sent, "_plans": {}}
 
 
 class _SentRanks(NamedTuple):

@@ -35,31 +35,40 @@ def source_sizes(stage: Stage) -> dict[str, int]:
 
 def planned_shares(data: "Rescalable", begin: float, end: float) -> dict[str, float]:
     """The share that each source should have of the tokens `begin` to `end` of the run."""
-    return {leaf.name: leaf.share for leaf in leaves(data.lines, begin, end)}
+    return {leaf.name: leaf.share for leaf in leaves(data.lines, begin, end, epochs=data.epochs)}
 
 
 def leaves(
-    stage: Stage, begin: float = 0, end: float = 0, source: str = "", share: float = 1.0, top: Stage | None = None
+    stage: Stage,
+    begin: float = 0,
+    end: float = 0,
+    source: str = "",
+    share: float = 1.0,
+    top: Stage | None = None,
+    epochs: int | None = None,
 ) -> Iterator[Leaf]:
-    """The lowest stages of a pipeline, with their shares of the tokens `begin` to `end`."""
+    """The lowest stages of a pipeline, with their shares of the tokens `begin` to `end`.
+
+    `epochs` are those of a finite pass.
+    """
     children = stage.children()
     if not children:
         yield Leaf(source or stage.source_name(), stage, share, top or stage)
-    shares = _shares_between(stage, begin * share, end * share) if isinstance(stage, Mixture) else None
+    shares = _shares_between(stage, begin * share, end * share, epochs) if isinstance(stage, Mixture) else None
     for name, child in children.items():
         if shares is not None:
-            yield from leaves(child, begin, end, full_name(source, name), share * shares[name])
+            yield from leaves(child, begin, end, full_name(source, name), share * shares[name], epochs=epochs)
         else:
             alone = len(children) == 1
             yield from leaves(
-                child, begin, end, source, share if alone else math.nan, (top or stage) if alone else None
+                child, begin, end, source, share if alone else math.nan, (top or stage) if alone else None, epochs
             )
 
 
-def _shares_between(mixture: Mixture, begin: float, end: float) -> dict[str, float]:
+def _shares_between(mixture: Mixture, begin: float, end: float, epochs: int | None) -> dict[str, float]:
     """The average weights over the phases from `begin` to `end`, without sources that have ended."""
-    if any(stage.ends() for stage in mixture.sources.values()) and begin < end:
-        before, after = (expected_tokens(mixture, tokens) for tokens in (begin, end))
+    if (epochs is not None or any(stage.ends() for stage in mixture.sources.values())) and begin < end:
+        before, after = (expected_tokens(mixture, tokens, epochs) for tokens in (begin, end))
         return {name: (after[name] - before[name]) / (end - begin) for name in mixture.sources}
     ends = [phase.until_tokens for phase in mixture.phases if phase.until_tokens and begin < phase.until_tokens < end]
     if not ends:
@@ -68,13 +77,16 @@ def _shares_between(mixture: Mixture, begin: float, end: float) -> dict[str, flo
     return {name: math.fsum(weights[name] * part for weights, part in parts) for name in mixture.sources}
 
 
-def expected_tokens(mixture: Mixture, tokens: float) -> dict[str, float]:
+def expected_tokens(mixture: Mixture, tokens: float, epochs: int | None = None) -> dict[str, float]:
     """The tokens that each source will have given when the mixture has given this many.
 
-    Phase by phase. A source that reaches its `max_epochs` gives its share to the others.
+    Phase by phase. A source that reaches its `max_epochs`, or the `epochs` of a finite pass, gives its
+    share to the others.
     """
     taken = dict.fromkeys(mixture.sources, 0.0)
     most = {name: stage.total_tokens() for name, stage in mixture.sources.items()}
+    if epochs is not None:
+        most = {name: min(most[name], epochs * mixture.sources[name].size().tokens) for name in most}
     done = 0.0
     while done < tokens:
         phase = mixture.phase_at(math.floor(done))

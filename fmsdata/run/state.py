@@ -102,10 +102,12 @@ def _check(state: Any, description: State) -> None:
     for name, why in (
         ("seed", "the order of the stream depends on it"),
         ("lanes", "it is fixed for a run"),
+        ("epochs", "it is fixed for a run: a finite pass does not become longer, shorter or endless"),
     ):
-        if saved.get(name) != description[name]:
+        if saved.get(name) != description.get(name):
             raise StateError(
-                f"the state was saved with {name} {saved.get(name)} and this run has {name} {description[name]}; {why}"
+                f"the state was saved with {name} {saved.get(name)} and this run has {name} {description.get(name)}; "
+                f"{why}"
             )
 
 

@@ -157,8 +157,13 @@ class ShardReader(Stage):
             lanes=lane.count,
             seed=lane.seed,
             source=lane.source or self.name,
-            epochs=self.max_epochs,
+            epochs=self._epochs_of(lane),
         )
+
+    def _epochs_of(self, lane: Lane) -> float | None:
+        """After how many epochs the source ends in a lane: `max_epochs`, or earlier if the pass is finite."""
+        ends = [epochs for epochs in (self.max_epochs, lane.epochs) if epochs is not None]
+        return min(ends, default=None)
 
 
 class _LaneBlock(NamedTuple):

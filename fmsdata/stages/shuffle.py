@@ -5,7 +5,6 @@ of its items were taken.
 """
 
 import copy
-from collections.abc import Mapping
 from typing import Literal
 
 from fmsdata.core.checks import whole
@@ -13,16 +12,15 @@ from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import Cursor, StageIterator
 from fmsdata.core.keys import key_of, keyed_order
 from fmsdata.core.lane import Lane
-from fmsdata.core.options import TOKENIZED_IN_WINDOWS
 from fmsdata.core.stage import Stage, endless, tokens_only
 from fmsdata.core.state import State, number, part
 from fmsdata.errors import ConfigError, StateError
+from fmsdata.stages.windows import TOKENIZED, saved_windows, window_sizes
 
 DISTANCE = 10_000  # items between two neighbours
 WINDOW_PER_DISTANCE = 3  # in a random order of n items, two of them are n / 3 apart on average
 EPOCH_PER_WINDOW = 8  # a window holds at most this part of a lane's epoch
-FIRST_TOKENIZED = 1 << 18  # tokens in the first windows of all lanes, over text
-GROWTH = 4  # each window is larger than the one before by a part of it, until it has its full size
+FIRST_TOKENIZED = 1 << 18  # tokens in the first windows over text, of all lanes
 
 
 class Shuffle(Stage):
@@ -81,21 +79,18 @@ class Shuffle(Stage):
         if not self.below.tokenizes():
             return window, self.first_window
         tokens = lanes * max(1, -(-self.below.window_tokens() // self.below.window_items()))  # of an item, in all lanes
-        window = max(1, min(window, TOKENIZED_IN_WINDOWS // tokens))
+        window = max(1, min(window, TOKENIZED // tokens))
         return window, self.first_window if self._own_first else max(1, min(window, FIRST_TOKENIZED // tokens))
 
     def sizes(self) -> list[int]:
         """The sizes of the first windows. All that follow have the size of the last of them."""
-        sizes = [min(self.window, self.first_window or self.window)]
-        while sizes[-1] < self.window:
-            sizes.append(min(self.window, sizes[-1] + max(1, sizes[-1] // GROWTH)))
-        return sizes
+        return window_sizes(self.window, self.first_window)
 
     def settled(self, lanes: int, saved: State | None = None) -> Stage:
         stage = super().settled(lanes, saved)
         if self._distance is None or not isinstance(stage, Shuffle):
             return stage
-        windows = _saved_windows(saved) or stage._chosen_windows(lanes)
+        windows = saved_windows(saved, Shuffle.__name__) or stage._chosen_windows(lanes)
         if stage._settled and windows == (stage.window, stage.first_window):
             return stage
         stage = copy.copy(stage)
@@ -109,16 +104,6 @@ class Shuffle(Stage):
 
     def window_tokens(self) -> int:
         return -(-self.window // self.below.window_items()) * super().window_tokens()
-
-
-def _saved_windows(saved: State | None) -> tuple[int, int | None] | None:
-    """The windows in the saved description of a shuffle."""
-    if not isinstance(saved, Mapping) or saved.get("stage") != Shuffle.__name__:
-        return None
-    window, first = saved.get("window"), saved.get("first_window")
-    if type(window) is not int or window < 1:
-        return None
-    return window, first if type(first) is int and first >= 1 else None
 
 
 class _ShuffleIterator(StageIterator):
@@ -141,8 +126,11 @@ class _ShuffleIterator(StageIterator):
             self._number, self._skip = self._number + 1, 0
             self._size = self._size_of(self._number)
             self._anchor = self._below.state()
-        self._read = True
+            self._read = False
         window = self._below.take(self._size)
+        self._read, self._size = True, len(window)
+        if self._skip >= self._size:
+            raise StateError(f"'taken' is {self._skip}, but the window has only {self._size} items")
         order = keyed_order(self._size, key_of(self._key, self._number))
         return window.take(order[self._skip :])
 

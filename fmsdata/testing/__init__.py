@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 
 from fmsdata.core.chunk import Item
@@ -28,6 +29,8 @@ from fmsdata.core.spans import Span
 from fmsdata.core.stage import Stage
 from fmsdata.core.state import State
 from fmsdata.loader.loader import StatefulDataLoader
+from fmsdata.planning.schedule import Turns
+from fmsdata.tasks.base import IGNORED
 from fmsdata.testing.account import Account as Account
 from fmsdata.testing.account import Incomplete as Incomplete
 from fmsdata.testing.account import LawBroken as LawBroken
@@ -115,8 +118,9 @@ def check_exactly_once(
     """
     account = Account(stored, epochs, later=False) if account is None else account
     states: list[State] | None = None
+    came = -1  # samples before the last stop
     while not account.is_complete():
-        if account.samples > most_samples:
+        if account.samples > most_samples or account.samples == came:
             raise Incomplete(
                 f"after {account.samples} samples there are documents that did not come: "
                 + ", ".join(
@@ -124,6 +128,7 @@ def check_exactly_once(
                     for epoch, (source, shard, number) in account.missing()
                 )
             )
+        came = account.samples
         world_size = world_sizes[account.stops % len(world_sizes)]
         loaders = _resumed(make, world_size, states)
         for rank, loader in enumerate(loaders):
@@ -234,6 +239,55 @@ def check_stage(stage: Stage, *, items: int = 40, lanes: int = 3, seed: int = 0,
                     )
 
 
+def check_equal_ends(make: MakeLoader, *, world_sizes: Iterable[int], progress: Progress = no_progress) -> int:
+    """Law 7: a finite pass ends at the same step on every rank, and what fills up the end is marked.
+
+    At each of these world sizes, which need not divide the number of lanes, each rank hands out the
+    lines of its lanes and then only marked rows, in as many steps as `len(loader)` says. Sample `g` is
+    the same at each world size. Returns the number of samples in the pass.
+
+    >>> check_equal_ends(make, world_sizes=[2, 3, 8])     # doctest: +SKIP
+    """
+    reference: dict[int, bytes] = {}
+    for world_size in [1, *world_sizes]:
+        ends: list[tuple[int, int]] = []  # the steps of each rank, and its length
+        for rank in range(world_size):
+            loader = make(rank, world_size)
+            limits = np.array(loader.pass_lines, np.int64)
+            lanes = loader.data.lanes
+            turns = Turns(dict.fromkeys(range(rank, lanes, world_size), 0), lanes, limits)
+            where = f"at world size {world_size}, rank {rank}"
+            steps = 0
+            for batch in loader:
+                due = turns.take(loader.batch_size)
+                _check_marks(batch, len(due), f"{where}, step {steps}")
+                for g, sample in zip(due, _rows(batch), strict=False):
+                    if reference.setdefault(g, sample.digest) != sample.digest:
+                        raise LawBroken(f"{where}: sample {g} differs from that of world size 1; it holds {sample}")
+                progress(len(batch["input_ids"]))
+                steps += 1
+            if left := turns.take(1):
+                raise LawBroken(f"{where}: the pass ended after {steps} steps without sample {left[0]}")
+            ends.append((steps, len(loader)))
+            loader.close()
+        if len(set(ends)) > 1 or ends[0][0] != ends[0][1]:
+            raise LawBroken(f"at world size {world_size} the ranks end after these steps, with these lengths: {ends}")
+        if len(reference) != int(limits.sum()):
+            raise LawBroken(f"at world size {world_size} there are {len(reference)} samples, expected {limits.sum()}")
+    return len(reference)
+
+
+def _check_marks(batch: Mapping[str, Any], samples: int, where: str) -> None:
+    """Raise unless exactly the rows after the first `samples` are marked as padding, and predict nothing."""
+    marks = batch["is_padding"].tolist()
+    if marks != [False] * samples + [True] * (len(marks) - samples):
+        raise LawBroken(f"{where}: {samples} rows are samples, but is_padding is {marks}")
+    if samples < len(marks) and not (batch["labels"][samples:] == IGNORED).all():
+        raise LawBroken(f"{where}: a row of padding has labels")
+    if any(batch.get("provenance", [])[samples:]):
+        raise LawBroken(f"{where}: a row of padding holds documents")
+
+
 class _Sample(NamedTuple):
     """A digest of a sample's fields, and the documents in it."""
 
@@ -254,8 +308,8 @@ def _samples(make: MakeLoader, world_size: int, progress: Progress = no_progress
 
 
 def _endlessly(loader: StatefulDataLoader) -> Iterator[dict[str, Any]]:
-    """The batches of a loader, on and on, also if its iterations end."""
-    while True:
+    """The batches of a loader, on and on, also if its iterations end, up to the end of a finite pass."""
+    while not loader.ended:
         yield from loader
 
 

@@ -21,6 +21,7 @@ from fmsdata.core.checks import whole
 from fmsdata.core.state import EDITED, State, is_count, require_version, shown
 from fmsdata.errors import CheckpointError, ConfigError, StateError
 from fmsdata.loader.loader import StatefulDataLoader
+from fmsdata.loader.rows import RowLoader
 from fmsdata.storage.location import Location
 from fmsdata.train.generators import generator_states, prepare_generators
 from fmsdata.train.serialization import dump, parse
@@ -152,7 +153,7 @@ def restore(
             f"(ranks {', '.join(map(str, sorted(by_rank)))}): its generators would be lost; use load(folder, loader)"
         )
     own = by_rank.get(loader.rank, {}).get("generators", {})
-    ready = prepare_generators(own, loader.data.seed, first["step"], loader.rank)
+    ready = prepare_generators(own, loader.seed, first["step"], loader.rank)
     loader_states = [state["loader"] for state in by_rank.values()]
     if scheduler is None:
         loader.load_state_dict(loader_states)
@@ -206,7 +207,7 @@ def _read(files: Location, rank: int, world_size: int) -> State:
 
 def _needed(loader: StatefulDataLoader, world_size: int) -> list[int]:
     _check_loader(loader)
-    lanes = loader.data.lanes_of(loader.rank, loader.world_size)
+    lanes = () if isinstance(loader, RowLoader) else loader.data.lanes_of(loader.rank, loader.world_size)
     own = {loader.rank} if loader.rank < world_size else set()
     return sorted({0} | own | {lane % world_size for lane in lanes})
 

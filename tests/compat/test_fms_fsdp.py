@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from itertools import cycle, islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,14 +18,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import tokenizers
 import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers, processors, trainers
 
 import fmsdata
 from fmsdata import CheckpointError, ConfigError, DataError, FmsdataError, FmsdataWarning
+from fmsdata.compat import fms_fsdp
 from fmsdata.compat.fms_fsdp import Loader, causal_lm, get_data_loader, get_dummy_loader, parse_data_args
 
 EOS, FIRST, LENGTH = 0, 100, 16
@@ -457,9 +462,11 @@ def test_what_a_config_does_not_tell_is_as_it_is_there(corpus: Path, tmp_path: P
         ({"strip_tokens": [0.5]}, "strip_tokens is 0.5"),
         ({"bos_token": "x"}, "bos_token is 'x'"),
         ({"eos_token": -1}, "eos_token is -1"),
-        ({"file_type": "hf_parquet"}, "not available yet"),
-        ({"file_type": "csv"}, "file_type is 'csv'"),
-        ({"col_name": ["tokens"]}, "col_name is"),
+        ({"file_type": "hf_parquet"}, "file_type is 'hf_parquet', but the folder has more/part-1.arrow"),
+        ({"file_type": "csv"}, "file_type is 'csv'; it must be 'arrow' or 'hf_parquet' or 'auto'"),
+        ({"col_name": ["tokens", 3]}, "col_name is"),
+        ({"col_name": "text, "}, "col_name is"),
+        ({"col_name": "text,ids"}, "none of the columns text, ids .col_name. fits: .*no column 'ids'"),
         ({"data_path": ""}, "data_path is ''"),
         ({"ckpt_save_path": None}, "ckpt_save_path is None"),
         ({"ckpt_load_path": None, "resuming_dataset": True}, "ckpt_load_path is None"),
@@ -483,12 +490,126 @@ def test_postprocess_must_be_a_list_of_functions(cfg: SimpleNamespace, postproce
         get_data_loader(cfg, 0, 1, postprocess)
 
 
-def test_auto_reads_arrow_and_says_that_parquet_is_not_available_yet(cfg: SimpleNamespace, tmp_path: Path) -> None:
-    assert take(changed(cfg, file_type="auto", col_name="text", **ONE), 8)[0] == take(changed(cfg, **ONE), 8)[0]
-    root = write_corpus(tmp_path / "both", {"web/a.arrow": [[5, 6, 7]]})
-    (root / "web" / "b.parquet").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"b\.parquet: parquet is not available yet"):
-        get_data_loader(changed(cfg, data_path=root, file_type="auto"), 0, 1)
+def test_several_columns_are_tried_in_order(cfg: SimpleNamespace) -> None:
+    lines = take(changed(cfg, **ONE), 8)[0]
+    for columns in ("ids,tokens", ["text", "contents", "tokens"]):
+        assert take(changed(cfg, col_name=columns, **ONE), 8)[0] == lines
+    for columns in ("text", "tokens", "text,tokens"):
+        assert take(changed(cfg, file_type="auto", col_name=columns, **ONE), 8)[0] == lines
+
+
+def test_a_run_that_was_saved_with_auto_resumes(cfg: SimpleNamespace) -> None:
+    lines, states = take(changed(cfg, file_type="auto", **ONE), 8)
+    assert '"column": null' in states[0]["pipeline"]
+    assert (
+        lines[4:]
+        == take(
+            changed(cfg, file_type="auto", col_name="text", **ONE),
+            4,
+            state=take(changed(cfg, file_type="auto", **ONE), 4)[1],
+        )[0]
+    )
+
+
+WORDS = ["the", "cat", "sat", "on", "mat", "and", "dog", "lay", "by", "sun", "until", "noon"]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of Parquet files of text, one of tokens, and a tokenizer."""
+    root = tmp_path_factory.mktemp("texts")
+    rng = np.random.default_rng(2)
+    some = [" ".join(rng.choice(WORDS, rng.integers(1, 9))) + f" {number}" for number in range(90)]
+    for name in ("text", "tokens", "both", "lines"):
+        (root / name / "train").mkdir(parents=True)
+    (root / "lines" / "0.jsonl").write_text('{"text": "a"}\n')
+    for number in range(3):
+        table = pa.table({"id": range(30), "content": some[number::3]})
+        pq.write_table(table, root / "text" / "train" / f"{number}.parquet", row_group_size=8)
+    pq.write_table(table, root / "both" / "0.parquet")
+    write_shard(root / "both" / "0.arrow", [[5, 6, 7]])
+    tokens = pa.array([[1000 + n, 2000 + n, 3000 + n] for n in range(40)], pa.list_(pa.int32()))
+    pq.write_table(pa.table({"input_ids": tokens}), root / "tokens" / "0.parquet")
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer: Any = trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(some, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.save(str(root / "tokenizer.json"))
+    return root
+
+
+@pytest.fixture
+def of_text(cfg: SimpleNamespace, texts: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    monkeypatch.setattr(fms_fsdp, "SHUFFLED", 16)
+    monkeypatch.setattr(fms_fsdp, "WINDOW", 8)
+    path = str(texts / "tokenizer.json")
+    cfg = changed(cfg, data_path=str(texts), datasets="text", tokenizer_path=path, col_name="text,content,contents")
+    return changed(cfg, eos_token=1, strip_tokens="0", logical_shards=2, batch_size=4, num_workers=0)
+
+
+@pytest.mark.parametrize("file_type", ["hf_parquet", "auto"])
+def test_text_in_parquet_is_tokenized_and_comes_whole(of_text: SimpleNamespace, texts: Path, file_type: str) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(texts / "tokenizer.json"))
+    stored = [
+        text
+        for path in sorted((texts / "text").rglob("*.parquet"))
+        for text in pq.read_table(path)["content"].to_pylist()
+    ]
+    expected = {tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in stored}
+    with closing(get_data_loader(changed(of_text, file_type=file_type, seq_length=500), 0, 1)) as loader:
+        # Lines of a lane are shuffled, but a document that is within a line is whole.
+        seen = [
+            tokens
+            for lines in (lines_of(batch) for batch in islice(loader, 6))
+            for line in lines
+            for tokens in whole_documents(line)
+        ]
+    assert set(seen) == expected
+
+
+def whole_documents(line: Line) -> Iterator[tuple[int, ...]]:
+    """The documents of a line between its first and its last EOS."""
+    ends = [place for place, token in enumerate(line) if token == 1]
+    return (line[start + 1 : stop] for start, stop in pairwise(ends))
+
+
+def test_tokens_in_parquet_need_no_tokenizer(of_text: SimpleNamespace) -> None:
+    cfg = changed(of_text, datasets="tokens", tokenizer_path=None, col_name="text,input_ids", file_type="auto")
+    lines, _ = take(cfg, 32)
+    assert {token - token % 1000 for line in lines for token in line if token != 1} == {1000, 2000, 3000}
+
+
+def test_text_resumes_exactly_at_another_world_size(of_text: SimpleNamespace) -> None:
+    cfg = changed(of_text, file_type="auto", datasets="text,tokens", weights="3,1", col_name="text,content,input_ids")
+    lines, _ = take(cfg, 64)
+    first, states = take(cfg, 32, world_size=2)
+    assert first + take(cfg, 32, state=states)[0] == lines
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"tokenizer_path": None}, "dataset 'text' holds text, and tokenizer_path is None"),
+        ({"tokenizer_path": "/no/such/file"}, "there is no such file"),
+        ({"col_name": "text,words"}, "none of the columns text, words .col_name. fits: .*the column content"),
+        ({"col_name": "text"}, "none of the columns text .col_name. fits: .*the column content"),
+        ({"datasets": "both", "file_type": "auto"}, "it has 0.arrow and 0.parquet"),
+        ({"file_type": "arrow"}, "file_type is 'arrow', but the folder has train/0.parquet"),
+        ({"datasets": "lines"}, "it has 0.jsonl, but no .arrow or .parquet files"),
+    ],
+)
+def test_what_is_wrong_with_text_is_named(of_text: SimpleNamespace, wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        get_data_loader(changed(of_text, **{"file_type": "hf_parquet", **wrong}), 0, 1)
+
+
+def test_each_kind_is_read_where_both_are(of_text: SimpleNamespace) -> None:
+    arrow = changed(of_text, datasets="both", file_type="arrow", col_name="tokens", batch_size=1)
+    assert {token for line in take(arrow, 4)[0] for token in line} == {1, 5, 6, 7}
+    parquet = changed(of_text, datasets="both", file_type="hf_parquet", batch_size=1)
+    assert not {token for line in take(parquet, 4)[0] for token in line} & {5, 6, 7}
 
 
 def test_another_column_can_hold_the_tokens(cfg: SimpleNamespace) -> None:

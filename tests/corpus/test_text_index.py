@@ -518,6 +518,13 @@ def test_arrow_shards_are_read_and_other_files_beside_them_are_not(tmp_path: Pat
     assert text.holds_text()
 
 
+def test_a_file_beside_its_compressed_copy_is_warned_about(tmp_path: Path) -> None:
+    for suffix in ("jsonl", "jsonl.gz"):
+        write(tmp_path / f"web/part-0.{suffix}", some_texts())
+    (note,) = fmsdata.ShardReader(tmp_path / "web").counts.notes
+    assert "1 of 2 files look like copies of others (part-0.jsonl.gz has the same counts as part-0.jsonl)" in note
+
+
 def test_files_of_only_blank_lines_or_of_nothing_are_sources_without_documents(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"")
     with pytest.raises(DataError, match="hold no documents"):

@@ -4,11 +4,16 @@ import dataclasses
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
+import tokenizers.models
+import tokenizers.pre_tokenizers
+import tokenizers.trainers
 import yaml
 
 import fmsdata
@@ -27,11 +32,34 @@ def code_blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
-def test_the_lines_in_the_readme_run_when_pasted(tmp_path: Path) -> None:
-    (tmp_path / "pasted.py").write_text("\n".join(code_blocks("README.md")))
-    done = subprocess.run([sys.executable, "pasted.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+def test_the_quick_start_in_the_readme_runs_when_pasted(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    start = readme[readme.index("## Start with text") : readme.index("## The same in Python")]
+    prepared, unprepared, _ = re.findall(r"```yaml\n(.*?)```", start, re.DOTALL)
+    command = re.findall(r"^fmsdata prepare .*", start, re.MULTILINE)[0]
+    rng = np.random.default_rng(0)
+    for name in ("web", "wiki"):
+        (tmp_path / "my-texts" / name).mkdir(parents=True)
+        texts = [" ".join(f"{word:x}" for word in rng.integers(0, 4000, 60)) for _ in range(100)]
+        (tmp_path / "my-texts" / name / "part-0.txt").write_text("\n".join(texts))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    special = ["<unk>", "<s>", "</s>"]
+    trainer: Any = tokenizers.trainers.BpeTrainer(special_tokens=special, vocab_size=400, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    run = partial(subprocess.run, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = run([str(Path(sys.executable).with_name("fmsdata")), *command.split()[1:]])
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"{step} torch.Size([8, 32]) torch.Size([8, 32])" for step in range(3)]
+    in_python = "\n".join(code_blocks("README.md")[1:])
+    loop = code_blocks("README.md")[0]
+    for yaml_text, program in ((prepared, f"{loop}\n{in_python}\nnext(loader)"), (unprepared, loop)):
+        (tmp_path / "run.yaml").write_text(yaml_text)
+        (tmp_path / "pasted.py").write_text(program)
+        done = run([sys.executable, "pasted.py"])
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == [f"{step} torch.Size([8, 32]) torch.Size([8, 32])" for step in range(3)]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Best-fit packing: whole documents, nothing lost, every line and every piece begins with BOS."""
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import islice, pairwise
@@ -147,7 +148,7 @@ def test_positions_restart_in_every_piece(tmp_path: Path) -> None:
     lengths=LENGTHS,
     seq_len=st.integers(3, 40),
     window=st.integers(1, 9),
-    options=st.sampled_from([{}, {"crop": True}, {"max_documents": 2}]),
+    options=st.sampled_from([{}, {"crop": True}, {"max_documents": 2}, {"first_window": 1}]),
 )
 def test_restored_before_any_line_it_continues_the_same(
     folders: Any, lengths: list[int], seq_len: int, window: int, options: dict[str, Any]
@@ -216,6 +217,43 @@ def test_lognormal_lengths_use_more_than_995_of_1000_places(tmp_path: Path, seq_
     assert used >= 0.995, used
     half = [sum(chunk.padding[: len(chunk) // 2]) / max(1, sum(chunk.padding)) for chunk in chunks]
     assert min(half) < 0.5 < max(half) or 0.05 < half[0] < 0.95, "lines are not sorted by how full they are"
+
+
+def windows(pack: fmsdata.Pack, lanes: int, saved: Any = None) -> tuple[int, int | None]:
+    """The windows of a run that leaves them to choose."""
+    settled: Any = pack.settled(lanes, saved)
+    return settled.window, settled.first_window
+
+
+def test_a_window_that_is_not_given_is_at_most_half_an_epoch_of_a_lane(tmp_path: Path) -> None:
+    pack = packed(tmp_path, numbered([99] * 6400), seq_len=100)
+    assert windows(pack, lanes=1) == (512, None)
+    assert windows(pack, lanes=32) == (6336 // 64, None)
+    assert windows(pack, lanes=1000) == (32, None)
+    assert windows(packed(tmp_path / "one", numbered([99]), seq_len=100, window=7), lanes=32) == (7, None)
+    assert "first_window" not in pack.parameters()
+    data = fmsdata.Rescalable(fmsdata.Shuffle(pack), lanes=32)
+    loader = fmsdata.StatefulDataLoader(data, batch_size=1, rank=0, world_size=1)
+    next(loader)
+    state = loader.state_dict()
+    loader.close()
+    assert windows(pack, 32, json.loads(state["pipeline"])["lines"]["children"]["below"]) == (6336 // 64, None)
+    assert windows(pack, 32, {**pack.describe(), "window": 512}) == (512, None), "a saved run keeps its windows"
+
+
+def test_windows_over_text_begin_small_and_are_limited_over_all_lanes(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some words of text\n" * 100_000)
+    docs = fmsdata.Tokenize(fmsdata.ShardReader(tmp_path), "bytes")
+    pack = fmsdata.Pack(docs, seq_len=2000, mode="bestfit", bol=256, pad=0)
+    assert 100 < pack.epoch_items() // 2 < 120
+    assert windows(pack, lanes=1) == (pack.epoch_items() // 2, 8)
+    wide = fmsdata.Pack(docs, seq_len=1 << 18, mode="bestfit", bol=256, pad=0)
+    assert windows(wide, lanes=192) == (32, 8)
+    iterator: Any = pack.settled(1).open(fmsdata.Lane())
+    chunks = [iterator.read() for _ in range(4)]
+    assert [sum(chunk.lengths()) // 2000 for chunk in chunks] == [len(chunk) for chunk in chunks]
+    sizes = [8, 10, 12, 15]
+    assert all(size <= len(chunk) <= size + 2 for size, chunk in zip(sizes, chunks, strict=True))
 
 
 BESTFIT = {"pack__mode": "bestfit", "pack__bol": 2, "pack__pad": 1}

@@ -300,18 +300,6 @@ def test_windows_of_all_lanes_are_capped(tmp_path: Path, monkeypatch: pytest.Mon
         assert shuffle.window == max(1, min(30_000, (1 << 25) // (4097 * lanes)))
 
 
-def test_windows_of_best_fit_packing_over_text_are_capped_too(tmp_path: Path) -> None:
-    write_corpus(tmp_path)
-    stage = fmsdata.Tokenize(fmsdata.ShardReader(tmp_path / "web"), "bytes")
-    options: Any = {"seq_len": 2049, "mode": "bestfit", "bol": 300, "pad": 0}
-    for lanes, window in ((1, 512), (48, 341), (192, 85), (4096, 64)):
-        settled: Any = fmsdata.Pack(stage, **options).settled(lanes)
-        assert settled.window == window
-        assert settled.settled(lanes, {**settled.describe(), "window": 77}).window == 77  # that of a saved run
-        own: Any = fmsdata.Pack(stage, window=400, **options).settled(lanes)
-        assert own.window == 400
-
-
 def test_text_tokenized_on_the_fly_is_read_as_shards_of_its_tokens_with_the_same_blocks(tmp_path: Path) -> None:
     """The same documents, tokens and order, if the shards of tokens are cut where the text is: by its counts."""
     write_corpus(tmp_path / "text")

@@ -95,7 +95,8 @@ class MixtureIterator(StageIterator):
         source = self._sources[name]
         had_ended = source.ended
         has_more = source.fill() < math.inf
-        if not has_more and not had_ended and source.was_last and not self._lane.marks:
+        in_endless_run = not self._lane.marks and self._lane.epochs is None
+        if not has_more and not had_ended and source.was_last and in_endless_run:
             warnings.warn(
                 f"source {self._lane.named(name).source!r} has been read max_epochs times: "
                 "from now on its share goes to the other sources",
@@ -131,8 +132,8 @@ class MixtureIterator(StageIterator):
         weights = self._phase.weights
         leads = {name: source.lead(count) for (name, source), count in zip(self._sources.items(), counts, strict=True)}
         ended = [name for name, source in self._sources.items() if source.ended]
-        if ended:
-            others = [name for name in leads if weights[name] and name not in ended]
+        others = [name for name in leads if weights[name] and name not in ended]
+        if ended and others:
             time = sum(leads[name] for name in others) / math.fsum(weights[name] for name in others)
             leads |= {name: round(time * weights[name]) for name in ended if weights[name]}
         return leads if phase is self._phase else surplus(leads, weights)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fmsdata.core.chunk import Chunk, stored_tokens
-from fmsdata.core.iterator import StageIterator
+from fmsdata.core.iterator import Exhausted, StageIterator
 from fmsdata.core.keys import Ints, key_of, keyed_order, offsets
 from fmsdata.core.lane import Lane
 from fmsdata.core.spans import BEGINS, BUFFER, CROPPED
@@ -22,6 +22,7 @@ from fmsdata.core.state import EDITED, State, number, parse, part, shown
 from fmsdata.errors import StateError
 from fmsdata.stages.pack.fit import best_fit, overfill
 from fmsdata.stages.pack.token_run import TokenRun
+from fmsdata.stages.windows import window_sizes
 
 if TYPE_CHECKING:
     from fmsdata.stages.pack.pack import Pack
@@ -83,6 +84,7 @@ class _BestFitIterator(StageIterator):
 
     def __init__(self, pack: "Pack", lane: Lane, state: State | None) -> None:
         self._pack = pack
+        self._sizes = window_sizes(pack.window, pack.first_window)
         self._documents = _Documents(pack, lane, part(state, "below"))
         self._key = key_of(lane.seed, "bestfit", lane.source, lane.index)
         self._number = number(state, "window")
@@ -96,7 +98,8 @@ class _BestFitIterator(StageIterator):
         if self._lines is not None:
             self._counts = self._counts_behind(self._lines)
             self._number, self._skip, self._anchor = self._number + 1, 0, self._documents.state()
-        documents, heads = self._documents.take(self._pack.window * self._pack.seq_len)
+            self._lines = None
+        documents, heads = self._documents.take(self._size_of(self._number) * self._pack.seq_len)
         if self._pack.crop:
             self._read = _tokens_by_source(documents)
         lines = pack_window(documents, heads, self._pack, key_of(self._key, self._number))
@@ -112,6 +115,13 @@ class _BestFitIterator(StageIterator):
             return {"window": self._number + 1, "taken": 0, **counts.plain(), "below": below}
         counts = self._counts if lines is None or not taken else self._counts.after(lines.slice(0, taken))
         return {"window": self._number, "taken": self._skip + taken, **counts.plain(), "below": self._anchor}
+
+    def next_items(self) -> int:
+        return self._size_of(self._number + 1)
+
+    def _size_of(self, number: int) -> int:
+        """The lines' worth of tokens in a window."""
+        return self._sizes[min(number, len(self._sizes) - 1)]
 
     def _counts_behind(self, lines: Chunk) -> LineCounts:
         """The counts at the end of the window: without `crop`, its lines are all that was read."""
@@ -134,11 +144,21 @@ class _Documents:
         self._ends: Ints = np.zeros(1, np.int64)  # running sum of places, from 0
 
     def take(self, places: int) -> tuple[Chunk, Bools]:
-        """Documents that need at least this many places, and which of them need a BOS."""
-        chunks, heads = [], []
+        """Documents that need at least this many places, and which of them need a BOS.
+
+        At the end of a finite pass, what is left. Raises `Exhausted` if that is nothing.
+        """
+        chunks: list[Chunk] = []
+        heads: list[Bools] = []
         while places > 0:
             if self._chunk is None or self._taken == len(self._chunk):
-                self._chunk, self._taken = self._below.read(), 0
+                self._taken, self._chunk = 0, None
+                try:
+                    self._chunk = self._below.read()
+                except Exhausted:
+                    if not chunks:
+                        raise
+                    break
                 self._heads = self._chunk.first_tokens() != self._pack.bol
                 self._ends = offsets(self._places(self._chunk.lengths() + self._heads))
             begin, ends = self._taken, self._ends
@@ -162,18 +182,19 @@ def pack_window(documents: Chunk, heads: Bools, pack: "Pack", key: int) -> Chunk
     """The lines that these documents fill, in an order that depends on the key."""
     pieces, heads = _cut_long(documents, heads, pack)
     lengths = pieces.lengths() + heads
-    line = overfill(lengths, pack.seq_len) if pack.crop else best_fit(lengths, pack.seq_len, pack.max_documents)
+    crop = pack.crop and lengths.sum() >= pack.seq_len  # a finite pass may end with less than a line
+    line = overfill(lengths, pack.seq_len) if crop else best_fit(lengths, pack.seq_len, pack.max_documents)
     count = int(line.max()) + 1
     line = keyed_order(count, key).take(line)
     order = np.argsort(line, kind="stable")
-    if pack.crop:  # the longest piece of a line is its last, so that it is the one that is shortened
+    if crop:  # the longest piece of a line is its last, so that it is the one that is shortened
         order = _longest_last(order, line, lengths)
     pieces = pieces.take(order)
     pieces.spans[:, BEGINS] &= 1
     pieces.spans[pieces.first[:-1], BEGINS] = 1
     pieces = pieces.with_heads(heads.take(order), pack.bol or 0)
     lines = Chunk(pieces.buffers, pieces.spans, pieces.first.take(offsets(np.bincount(line, minlength=count))))
-    return _cropped(lines, pack.seq_len) if pack.pad is None else lines.padded(pack.seq_len, pack.pad)
+    return _cropped(lines, pack.seq_len) if crop else lines.padded(pack.seq_len, pack.fill)
 
 
 def _cut_long(documents: Chunk, heads: Bools, pack: "Pack") -> tuple[Chunk, Bools]:
@@ -189,7 +210,7 @@ def _cut_long(documents: Chunk, heads: Bools, pack: "Pack") -> tuple[Chunk, Bool
     places = np.repeat(starts[:-1][long] + pack.seq_len - heads[long] - first[:-1] * room, cuts)
     places += np.arange(first[-1]) * room
     # An EOS is not alone behind a BOS: it takes the token before it along, whether it was inserted or stored.
-    places[first[1:] - 1] -= (rest % room == 1) & (room > 1)
+    places[first[1:] - 1] -= rest % room == 1
     edges = np.sort(np.concatenate([starts, places]))
     pieces = TokenRun(documents).cut(edges)
     is_further = np.ones(len(pieces), bool)

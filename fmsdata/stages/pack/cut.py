@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fmsdata.core.chunk import Chunk
-from fmsdata.core.iterator import StageIterator
+from fmsdata.core.iterator import Exhausted, StageIterator
 from fmsdata.core.keys import Ints
 from fmsdata.core.lane import Lane
 from fmsdata.core.state import State, number, part
@@ -98,7 +98,14 @@ class _CutIterator(StageIterator):
         carried = [self._pending] if self._pending else []
         while True:
             self._carried = sum(map(len, carried))
-            self._run = run = TokenRun(Chunk.join([*carried, self._below.read()]))
+            try:
+                below = self._below.read()
+            except Exhausted:
+                if not carried:
+                    self._run = None
+                    raise
+                return self._last_line(TokenRun(carried[0]))
+            self._run = run = TokenRun(Chunk.join([*carried, below]))
             used = self._anchor["used"]
             if used >= run.document_ends[0]:
                 raise StateError(f"'used' is {used}, but the document has only {run.document_ends[0]} tokens")
@@ -120,6 +127,15 @@ class _CutIterator(StageIterator):
             return self._anchor
         document, used = self._run.document_at(position)
         return {"used": used, "below": self._below.state(document - self._carried)}
+
+    def _last_line(self, run: TokenRun) -> Chunk:
+        """What is left at the end of a finite pass: less than a line, filled up with padding."""
+        start, end = self._anchor["used"], len(run)
+        self._run, self._positions = run, np.array([start, end], np.int64)
+        head = self._pack.bol is not None and run.token(start) != self._pack.bol
+        tail = self._pack.eol is not None and run.token(end - 1) != self._pack.eol
+        line = self._finish(run.cut(self._positions), LineCuts(self._positions, [head], [tail]))
+        return line.padded(self._pack.seq_len, self._pack.fill)
 
     def _finish(self, lines: Chunk, cuts: LineCuts) -> Chunk:
         pack = self._pack

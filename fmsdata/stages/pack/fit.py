@@ -14,6 +14,7 @@ import numpy as np
 from fmsdata.core.keys import Ints
 
 LINE_BITS = 40  # a room and the number of its line are one integer, so that a list of them sorts by room
+LINE_MASK = (1 << LINE_BITS) - 1
 
 
 def best_fit(lengths: Ints, size: int, most: int | None = None) -> Ints:
@@ -27,33 +28,37 @@ def best_fit(lengths: Ints, size: int, most: int | None = None) -> Ints:
     """
     order = np.argsort(-lengths, kind="stable")
     descending = lengths[order]
-    limit = len(lengths) if most is None else most
     # No two pieces that are longer than half a line go together: each begins a line.
     lines = int(np.searchsorted(-descending, -(size // 2)))
     into = list(range(lines))  # lines, in the order in which pieces are placed,
     times = [1] * lines  # and how many pieces are placed at once
-    placed = [1] * lines  # pieces in each line
+    placed = [1] * lines  # pieces in each line, if there is a limit
     left = size - descending[:lines]
     rooms: list[int] = []  # of the lines that are neither full nor at their limit, sorted
-    if limit > 1:
+    if most != 1:
         rooms = (left << LINE_BITS | np.arange(lines))[left > 0].tolist()
     for length, count in _counted(descending[lines:]):
+        need = length << LINE_BITS
         while count:
-            at = bisect_left(rooms, length << LINE_BITS)
+            at = bisect_left(rooms, need)
             if at < len(rooms):
-                room, line = divmod(rooms.pop(at), 1 << LINE_BITS)
+                room = rooms.pop(at)
             else:
-                room, line = size, len(placed)
+                room = size << LINE_BITS | lines
+                lines += 1
                 placed.append(0)
+            line = room & LINE_MASK
             # What is left of this room is again the least that the next piece of this length fits in.
-            now = min(count, room // length, limit - placed[line])
+            now = min(count, room // need) if count > 1 else 1
+            if most is not None:
+                now = min(now, most - placed[line])
+                placed[line] += now
             into.append(line)
             times.append(now)
-            placed[line] += now
             count -= now
-            room -= now * length
-            if room and placed[line] < limit:
-                insort(rooms, room << LINE_BITS | line)
+            room -= now * need
+            if room > LINE_MASK and (most is None or placed[line] < most):
+                insort(rooms, room)
     line_of = np.empty(len(lengths), np.int64)
     line_of[order] = np.repeat(np.array(into, np.int64), times)
     return line_of

@@ -5,22 +5,25 @@ mode that does not keep the order of the documents has an iterator of its own.
 """
 
 import copy
-from collections.abc import Mapping
 from typing import Protocol
 
 from fmsdata.core.checks import flag, token, whole
 from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import StageIterator
 from fmsdata.core.lane import Lane
-from fmsdata.core.options import TOKENIZED_IN_WINDOWS, Mode
+from fmsdata.core.options import Mode
 from fmsdata.core.stage import Stage, endless, tokens_only
 from fmsdata.core.state import State
 from fmsdata.errors import ConfigError
 from fmsdata.stages.pack import pad, split
 from fmsdata.stages.pack.bestfit import BestFitMode
 from fmsdata.stages.pack.cut import CutMode
+from fmsdata.stages.windows import TOKENIZED, saved_windows
 
-WINDOW, LEAST_WINDOW = 512, 64  # `bestfit` packs this many lines' worth of documents together
+# The lines' worth of documents that `bestfit` packs together: at most WINDOW, and at most half of
+# what a lane reads in an epoch, but at least LEAST. The first windows over text have FIRST lines.
+WINDOW, LEAST, FIRST = 512, 32, 8
+EPOCH_PER_WINDOW = 2
 
 
 class PackMode(Protocol):
@@ -45,7 +48,7 @@ MODES: dict[str, PackMode] = {
     "pad": CutMode(pad.line_end, fills_lines=False),
     "bestfit": BestFitMode(),
 }
-BESTFIT_ONLY = ("crop", "max_documents", "window")  # parameters that no other mode has
+BESTFIT_ONLY = ("crop", "max_documents", "window", "first_window")  # parameters that no other mode has
 
 
 class Pack(Stage):
@@ -58,10 +61,14 @@ class Pack(Stage):
     that changing the mode is one edit.
 
     With `mode="bestfit"`, documents are placed where they fit best, in windows of `window` lines'
-    worth of tokens: 512, or fewer over text that is tokenized while it is read. `bol` is the BOS that
-    begins every line, every document in it and every piece of a document that is longer than a line.
-    A line holds at most `max_documents` of them. With `crop`, lines are not padded: a line gets a few
-    tokens too many, and those are thrown away.
+    worth of tokens. `bol` is the BOS that begins every line, every document in it and every piece
+    of a document that is longer than a line. A line holds at most `max_documents` of them. With
+    `crop`, lines are not padded: a line gets a few tokens too many, and those are thrown away.
+
+    A window that is not given has 512 lines, or half of what a lane reads in an epoch, but at least
+    32. Over text that is tokenized while it is read, the windows of all lanes hold at most 32
+    million tokens, and they begin with `first_window` lines, 8 if it is not given. A run keeps the
+    numbers that it started with.
 
     >>> lines = Pack(docs, seq_len=4097, mode="split")                     # doctest: +SKIP
     >>> lines = Pack(docs, seq_len=4097, mode="bestfit", bol=1, pad=0)     # doctest: +SKIP
@@ -79,6 +86,7 @@ class Pack(Stage):
         crop: bool = False,
         max_documents: int | None = None,
         window: int | None = None,
+        first_window: int | None = None,
     ) -> None:
         super().__init__(tokens_only(endless(below, "Pack"), "Pack"))
         if mode not in MODES:
@@ -94,30 +102,48 @@ class Pack(Stage):
             )
         self.crop = flag("crop", crop)
         self.max_documents = None if max_documents is None else whole("max_documents", max_documents, least=1)
+        self._automatic = window is None  # a run chooses it, when it knows its lanes
         self.window = WINDOW if window is None else whole("pack window", window, least=1)
-        self._own_window = window is not None
+        self.first_window = None if first_window is None else whole("pack first_window", first_window, least=1)
         check_options(mode, bol=bol, eol=eol, pad=pad, crop=crop, max_documents=max_documents)
         padding = token("pad", pad)
+        self._fill = padding or 0  # fills up the last line of a finite pass, in every mode
         # A value without effect is left out of the description, so a run may add or drop it.
         self.pad = None if MODES[mode].fills_lines or crop else padding
-
-    def settled(self, lanes: int, saved: State | None = None) -> Stage:
-        stage = super().settled(lanes, saved)
-        if self._own_window or self.mode != "bestfit" or not self.below.tokenizes() or not isinstance(stage, Pack):
-            return stage
-        most = TOKENIZED_IN_WINDOWS // (lanes * self.seq_len)
-        window = _saved_window(saved) or min(WINDOW, max(LEAST_WINDOW, most))
-        if window != stage.window:
-            stage = copy.copy(stage)
-            stage.window = window
-        return stage
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
         return MODES[self.mode].open(self, lane, state)
 
+    @property
+    def fill(self) -> int:
+        """The token that fills up a finite pass: `pad` of any mode, or 0."""
+        return self._fill
+
     def parameters(self) -> State:
         described = super().parameters()
+        if self.first_window is None:  # as it was before there was such a parameter
+            del described["first_window"]
         return {name: described[name] for name in described if self.mode == "bestfit" or name not in BESTFIT_ONLY}
+
+    def settled(self, lanes: int, saved: State | None = None) -> Stage:
+        stage = super().settled(lanes, saved)
+        if not self._automatic or self.mode != "bestfit" or not isinstance(stage, Pack):
+            return stage
+        windows = saved_windows(saved, Pack.__name__) or stage._chosen_windows(lanes)
+        if windows == (stage.window, stage.first_window):
+            return stage
+        stage = copy.copy(stage)
+        stage.window, stage.first_window = windows
+        return stage
+
+    def _chosen_windows(self, lanes: int) -> tuple[int, int | None]:
+        """The size of a window, and of the first."""
+        lines = self.epoch_items()
+        window = max(LEAST, min(WINDOW, lines // (lanes * EPOCH_PER_WINDOW))) if lines else WINDOW
+        if not self.tokenizes():
+            return window, self.first_window
+        window = max(LEAST, min(window, TOKENIZED // (lanes * self.seq_len)))
+        return window, FIRST if self.first_window is None else self.first_window
 
     def epoch_items(self) -> int:
         return self.size().tokens // self.seq_len
@@ -127,12 +153,6 @@ class Pack(Stage):
 
     def window_items(self) -> int:
         return self.window if self.mode == "bestfit" else 1
-
-
-def _saved_window(saved: State | None) -> int | None:
-    """The window in the saved description of best-fit packing."""
-    window = saved.get("window") if isinstance(saved, Mapping) and saved.get("stage") == Pack.__name__ else None
-    return window if type(window) is int and window >= 1 else None
 
 
 def check_options(

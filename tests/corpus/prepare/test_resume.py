@@ -60,7 +60,7 @@ def reference(source: Path, output: Path) -> dict[str, bytes]:
 def test_after_a_kill_finished_work_stays_untouched_and_the_bytes_are_the_same(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    monkeypatch.setitem(SMALL, "shard_tokens", 200)  # many of them
+    monkeypatch.setitem(SMALL, "shard_tokens", 400)  # many of them
     wanted = reference(source, tmp_path / "whole")
     output = tmp_path / "killed"
     first = start(source, output, processes=2, seconds=0.2 if stage == "units" else 0.0)

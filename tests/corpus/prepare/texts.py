@@ -1,19 +1,14 @@
 """Small folders of text, and what a prepared corpus holds."""
 
-import gzip
-import json
 import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-import zstandard
-
 from fmsdata.corpus.scan import scan_file
 from fmsdata.storage.local import file_entry
 from fmsdata.storage.location import Location
+from tests.text_files import encode
 
 WORDS = ["alpha", "beta", "gamma", "délta", "\u2028", "ε"]
 SMALL: dict[str, Any] = {"unit_bytes": 2_000, "piece_tokens": 1_500, "shard_tokens": 3_000}
@@ -39,16 +34,7 @@ def write_texts(root: Path) -> dict[str, list[str]]:
 
 def write_file(path: Path, texts: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        pq.write_table(pa.table({"id": list(range(len(texts))), "text": texts}), path, row_group_size=7)
-        return
-    lines = [json.dumps({"id": 1, "text": text}) if ".jsonl" in path.name else text for text in texts]
-    data = "".join(f"{line}\n" for line in lines).encode()
-    if path.suffix == ".gz":
-        data = gzip.compress(data[:100]) + gzip.compress(data[100:])
-    if path.suffix == ".zst":
-        data = zstandard.compress(data[:100]) + zstandard.compress(data[100:])
-    path.write_bytes(data)
+    path.write_bytes(encode(texts, path.name.partition(".")[2], frame=100))
 
 
 def tree(root: Path) -> dict[str, bytes]:

@@ -1,0 +1,117 @@
+"""Where a run is in its epochs, and which rows the next batches have.
+
+A `Cursor` is immutable. The loader plans batches ahead, and each carries the cursor after it. When a
+batch is handed out, its cursor becomes that of the sampler: so the state never counts what was only
+read ahead.
+
+Positions are samples of all ranks. Sample `p` of an epoch belongs to rank `p mod world size`. Global
+batches are cut from the samples, one after the other, and each rank takes its part of them:
+`batch[rank::world_size]`.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fmsdata.core.keys import Ints
+from fmsdata.epochs.exclusions import Exclusions
+from fmsdata.epochs.order import Order
+
+CHUNK_ROWS = 4096  # rows of a rank that are planned at once, since arrays are faster than numbers
+CHUNK_SAMPLES = 1 << 16  # samples of all ranks that are planned at once, at most
+EPOCH_IDS = 1 << 40  # `epoch_id` of the first sample of epoch 1
+
+
+class Change(NamedTuple):
+    """Weights of a mixture that hold from a step on."""
+
+    step: int
+    weights: Mapping[str, float]
+
+
+class Layout(NamedTuple):
+    """How samples are cut into batches."""
+
+    global_batch: int
+    drop_last: bool
+    rank: int
+    world_size: int
+
+
+class Cursor(NamedTuple):
+    """A position in an epoch. Two are the same only if they are the same object."""
+
+    epoch: int
+    position: int  # samples of this epoch that were handed out
+    order: Order  # of the samples from `start` on
+    start: int = 0
+    cut: int = 0  # from where the samples are cut into global batches
+    step: int = 0  # global batches before `cut`, of the whole run
+    changes: tuple[Change, ...] = ()  # that are still to come, by step
+
+    def end(self, layout: Layout) -> int:
+        """The position at which the epoch ends: whole global batches, dropped or filled up."""
+        left = max(0, self.start + self.order.size - self.cut)
+        size = layout.global_batch
+        return self.cut + (left // size if layout.drop_last else -(-left // size)) * size
+
+    def steps(self, layout: Layout) -> int:
+        """Complete global batches of the whole run."""
+        return self.step + (self.position - self.cut) // layout.global_batch
+
+    def recut(self, layout: Layout) -> "Cursor":
+        """The same position, from which the global batches are cut anew."""
+        return self._replace(cut=self.position, step=self.steps(layout))
+
+    def excluding(self, excluded: Exclusions) -> "Cursor":
+        """The same position, with other exclusions for the rest of the epoch."""
+        order = self.order.changed(self.position - self.start, excluded=excluded)
+        return self._replace(order=order, start=self.position)
+
+    def _with_due_changes(self, layout: Layout) -> "Cursor":
+        """With the weights that hold from here on."""
+        due = [change for change in self.changes if change.step <= self.steps(layout)]
+        if not due or (self.position - self.cut) % layout.global_batch:
+            return self
+        order = self.order.changed(self.position - self.start, weights=due[-1].weights)
+        return self._replace(order=order, start=self.position, changes=self.changes[len(due) :])
+
+    def next_epoch(self, layout: Layout, excluded: Exclusions, weights: Mapping[str, float] | None) -> "Cursor":
+        """The beginning of the next epoch, when this one was handed out."""
+        step = self.steps(layout)
+        due = [change for change in self.changes if change.step <= step]
+        weights = due[-1].weights if due else weights
+        taken = min(self.position - self.start, self.order.size)
+        order = self.order.next_epoch(taken, excluded, weights)
+        return Cursor(self.epoch + 1, 0, order, step=step, changes=self.changes[len(due) :])
+
+    def plan(self, layout: Layout, batch_size: int) -> Iterator["PlannedBatch"]:
+        """The batches of a rank from here to the end of the epoch."""
+        cursor, size = self, batch_size * layout.world_size  # samples of a step
+        while cursor.position < (end := cursor.end(layout)):
+            cursor = cursor._with_due_changes(layout)
+            if cursor.changes:
+                end = min(end, cursor.cut + (cursor.changes[0].step - cursor.step) * layout.global_batch)
+            most = max(1, min(-(-CHUNK_ROWS // batch_size), CHUNK_SAMPLES // size))
+            steps = min(most, -(-(end - cursor.position) // size))
+            first = cursor.position + layout.rank
+            positions = np.arange(first, first + steps * size, layout.world_size)
+            numbers = positions - cursor.start
+            rows, padding = cursor.order.rows(numbers), numbers >= cursor.order.size
+            epoch_ids = positions + cursor.epoch * EPOCH_IDS
+            for at in range(0, len(positions), batch_size):
+                cursor = cursor._replace(position=cursor.position + size)
+                part = slice(at, at + batch_size)
+                yield PlannedBatch(cursor.epoch, rows[part], epoch_ids[part], padding[part], cursor)
+
+
+class PlannedBatch(NamedTuple):
+    """The rows of a rank in a step."""
+
+    epoch: int
+    rows: Ints
+    epoch_ids: Ints  # the position in the epoch, and `EPOCH_IDS` for each epoch before it
+    padding: npt.NDArray[np.bool_]  # the rows that only fill up
+    after: Cursor  # when it was handed out

@@ -1,0 +1,153 @@
+"""Random numbers of rows that depend on the row alone, from generators that belong to the trainer.
+
+Transforms draw from the global generators of Python, NumPy and torch. Here these are seeded for each
+row, and set back to what the trainer left. Most rows draw nothing, and seeding costs more than
+reading a small row. So a generator is not seeded until rows are seen to draw from it: then these
+are read again, seeded, as all rows after them.
+"""
+
+import ctypes
+import functools
+import random
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+T = TypeVar("T")
+_PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]  # the generator behind the functions of `random`
+_TORCH = torch.default_generator
+_NUMPY: Any = np.random  # not all of it is declared
+MERSENNE_BYTES = 4 * 625  # the state of a generator: 624 words, and the position in them
+
+
+class KeyedRandom:
+    """Calls functions that may draw from the global generators.
+
+    >>> rows = KeyedRandom()
+    >>> first, second = (rows.call(lambda seed: (seed(7), random.random())[1]) for _ in range(2))
+    >>> first == second
+    True
+    """
+
+    def __init__(self) -> None:
+        self._all = (
+            _Generator(_look_at_python, random.getstate, random.setstate, random.seed),
+            _Generator(_look_at_numpy, _numpy_state, np.random.set_state, _seed_numpy),
+            _Generator(_look_at_torch, _TORCH.get_state, _TORCH.set_state, _seed_torch),
+        )
+        self._drawn: list[int] = []  # those that functions have drawn from
+        self._watched = list(range(len(self._all)))  # the others
+
+    @property
+    def draws(self) -> bool:
+        """Whether anything was drawn so far."""
+        return bool(self._drawn)
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """What a function returns. Its first argument is a function to seed with: it calls it before it may draw."""
+        before = [generator.state() for generator in self._all]
+        try:
+            result = function(self._seed, *arguments)
+            while new := [at for at in self._watched if self._all[at].state() is not before[at]]:
+                for at in (*new, *self._drawn):
+                    self._all[at].restore(before[at])
+                self._drawn = [*self._drawn, *new]
+                self._watched = [at for at in self._watched if at not in new]
+                result = function(self._seed, *arguments)
+        except BaseException:
+            for generator, state in zip(self._all, before, strict=True):
+                generator.restore(state)
+            raise
+        for at in self._drawn:
+            self._all[at].restore(before[at])
+        return result
+
+    def _seed(self, key: int) -> None:
+        for at in self._drawn:
+            self._all[at].seed(key)
+
+
+class _Generator:
+    """One of them. Copying a state takes long, so the last copy is kept as long as it holds.
+
+    `look` returns what differs when the state does, or None if that can't be seen quickly.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[Any], Any],
+        copy: Callable[[], Any],
+        put: Callable[[Any], Any],
+        seed: Callable[[int], Any],
+    ) -> None:
+        self._look, self._copy, self._put, self.seed = look, copy, put, seed
+        self._state = copy()
+        self._seen = look(self._state)
+
+    def state(self) -> Any:
+        seen = self._look(self._state)
+        if seen is None or seen != self._seen:
+            now = self._copy()
+            if not _same(now, self._state):
+                self._state = now
+            self._seen = self._look(self._state)
+        return self._state
+
+    def restore(self, state: Any) -> None:
+        self._put(state)
+        self._state, self._seen = state, self._look(state)
+
+
+def _look_at_python(_: Any) -> Any:
+    memory = _python_memory()
+    return None if memory is None else (ctypes.string_at(*memory), _PYTHON.gauss_next)
+
+
+def _look_at_numpy(state: Any) -> Any:
+    """None if it keeps half of a pair of normal numbers, which is elsewhere."""
+    generator = _NUMPY.get_bit_generator()
+    if state["has_gauss"] or not isinstance(generator, np.random.MT19937):
+        return None
+    return ctypes.string_at(generator.ctypes.state_address, MERSENNE_BYTES)
+
+
+def _look_at_torch(_: Any) -> Any:
+    return _TORCH.get_state().numpy().tobytes()
+
+
+def _seed_torch(key: int) -> None:
+    _TORCH.manual_seed(key & 0x7FFFFFFFFFFFFFFF)
+
+
+def _seed_numpy(key: int) -> None:
+    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002
+
+
+def _numpy_state() -> Any:
+    return np.random.get_state(legacy=False)  # noqa: NPY002
+
+
+@functools.cache
+def _python_memory() -> tuple[int, int] | None:
+    """Where Python's generator has its state: the position and 624 words, after the head of the object.
+
+    Other builds of Python may differ: there is none, unless that is what is there.
+    """
+    at = id(_PYTHON) + object.__basicsize__
+    _, (*words, position), _ = _PYTHON.getstate()
+    try:
+        room = _PYTHON.__class__.__base__.__basicsize__ - object.__basicsize__
+        found = ctypes.string_at(at, MERSENNE_BYTES) if room >= MERSENNE_BYTES else b""
+    except AttributeError:
+        return None
+    return (at, MERSENNE_BYTES) if found == np.array([position, *words], np.uint32).tobytes() else None
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    return bool(a == b) if isinstance(a, tuple) else bool(np.array_equal(a, b))

@@ -1,0 +1,48 @@
+"""What a dataset of rows must have: a length and `[]`; `__getitems__` is used where there is one."""
+
+from collections.abc import Sequence
+from operator import length_hint
+from typing import Any, Protocol
+
+from fmsdata.errors import ConfigError, DataError
+
+
+class Rows(Protocol):
+    """A dataset with a length and rows by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int, /) -> Any: ...
+
+
+def length(rows: Any, name: str = "rows") -> int:
+    """The number of rows, at least 1."""
+    if not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__") or isinstance(rows, dict | str | bytes):
+        raise ConfigError(
+            f"{name} is a {type(rows).__name__}; it must be a dataset with a length and rows by number, such as a list "
+            "or a Dataset of torch or of Hugging Face"
+        )
+    size = len(rows)
+    if not size:
+        raise ConfigError(f"{name} has no rows: {type(rows).__name__} of length 0; check how it was made")
+    return size
+
+
+def read_rows(rows: Any, ids: Sequence[int]) -> list[Any]:
+    """The rows with these ids."""
+    left = iter(ids)
+    try:
+        if not hasattr(rows, "__getitems__"):
+            return [rows[row] for row in left]
+        found = list(rows.__getitems__(list(ids)))
+    except Exception as error:
+        at = length_hint(left)
+        which = f"rows {', '.join(map(str, ids))}" if at == len(ids) else f"row {ids[-1 - at]}"
+        error.add_note(f"while reading {which} of {type(rows).__name__}")
+        raise
+    if len(found) != len(ids):
+        raise DataError(
+            f"{type(rows).__name__}.__getitems__ returned {len(found)} rows for {len(ids)} ids; "
+            "it must return a row for each of them"
+        )
+    return found

@@ -1,0 +1,152 @@
+"""From the ids of rows to a batch: the rows are read, marked and collated.
+
+It runs in worker processes, or in the trainer without them. Rows and collate functions may draw from
+the global generators: what they get depends on the seed, the epoch and the row, and on nothing else.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import default_collate
+
+from fmsdata.core.keys import Ints, key_of, mix
+from fmsdata.epochs.cursor import PlannedBatch
+from fmsdata.epochs.keyed_random import KeyedRandom
+from fmsdata.epochs.rows import read_rows
+from fmsdata.errors import ConfigError, DataError
+
+IS_PADDING = "is_padding"
+FIELDS = ("index", "epoch_id", IS_PADDING)  # of `RowIds`
+MANY = 8  # ids in a description
+
+
+@dataclass(frozen=True)
+class RowIds:
+    """Which rows a batch has: `index` in the dataset, `epoch_id`, and which only fill up."""
+
+    index: torch.Tensor
+    epoch_id: torch.Tensor
+    is_padding: torch.Tensor
+
+
+class RowRequest(NamedTuple):
+    """The rows of a batch, as they are sent to a worker."""
+
+    epoch: int
+    rows: Ints
+    epoch_ids: Ints
+    padding: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, planned: PlannedBatch) -> "RowRequest":
+        return cls(planned.epoch, planned.rows, planned.epoch_ids, planned.padding)
+
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        """The arrays of the fields of `RowIds`."""
+        return self.rows, self.epoch_ids, self.padding
+
+    @property
+    def ids(self) -> RowIds:
+        return RowIds(*(torch.from_numpy(array.copy()) for array in self.columns))
+
+    def __str__(self) -> str:
+        more = f" and {len(self.rows) - MANY} more" if len(self.rows) > MANY else ""
+        return f"epoch {self.epoch}, rows {', '.join(map(str, self.rows[:MANY].tolist()))}{more}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowRecipe:
+    """How batches are made."""
+
+    rows: Any
+    seed: int
+    collate: Callable[[list[Any]], Any] | None
+    names: tuple[str, ...]  # of the fields of `RowIds` that rows and batches get
+
+
+class RowReader:
+    """Reads one batch after the other."""
+
+    def __init__(self, recipe: RowRecipe) -> None:
+        self._recipe = recipe
+        self._random, self._names = KeyedRandom(), frozenset(recipe.names)
+        self._collate = self._default_collate if recipe.collate is None else self._own_collate
+
+    def read(self, request: RowRequest) -> Any:
+        """The batch."""
+        return self._random.call(self._read, request)
+
+    def _read(self, seed: Callable[[int], None], request: RowRequest) -> Any:
+        """The batch. Rows that draw are read one by one, each seeded."""
+        dataset, ids = self._recipe.rows, request.rows.tolist()
+        if not self._random.draws:
+            return self._collate(read_rows(dataset, ids), request)
+        key, rows = key_of(self._recipe.seed, "row", request.epoch), []
+        for row in ids:
+            seed(mix(key ^ row))
+            rows += read_rows(dataset, [row])
+        seed(key_of(self._recipe.seed, "collate", int(request.epoch_ids[0])))
+        return self._collate(rows, request)
+
+    def _default_collate(self, rows: list[Any], request: RowRequest) -> Any:
+        try:
+            batch = _joined(rows)
+        except (TypeError, RuntimeError, LookupError, ValueError, AttributeError) as error:
+            for row, index in zip(rows, request.rows, strict=True):
+                if row is None:
+                    raise DataError(
+                        f"row {index} of {type(self._recipe.rows).__name__} is None; return a row for each id, exclude "
+                        "it (sampler.exclude), or give a collate_fn that leaves it out"
+                    ) from None
+            error.add_note(f"while joining {request}; rows that differ in shape or kind need a collate_fn")
+            raise
+        if isinstance(batch, dict):
+            self._check_names(batch)
+            for name, values in zip(FIELDS, request.columns, strict=True):
+                if name in self._names:
+                    batch[name] = torch.from_numpy(values)
+        return batch
+
+    def _own_collate(self, rows: list[Any], request: RowRequest) -> Any:
+        names = self._recipe.names
+        if names and isinstance(rows[0], dict):
+            self._check_names(rows[0])
+            columns = [array.tolist() for array in request.columns]
+            marks = [dict(zip(FIELDS, values, strict=True)) for values in zip(*columns, strict=True)]
+            rows = [
+                {**row, **{name: mark[name] for name in names}} if isinstance(row, dict) else row
+                for row, mark in zip(rows, marks, strict=True)
+            ]
+        collate = self._recipe.collate
+        return rows if collate is None else collate(rows)
+
+    def _check_names(self, row: dict[Any, Any]) -> None:
+        if not self._names.isdisjoint(row):
+            taken = [name for name in self._recipe.names if name in row]
+            raise ConfigError(
+                f"rows have a field {taken[0]!r} of their own, and the loader adds one of this name; rename it in the "
+                "rows" + ("" if taken[0] == IS_PADDING else ", or give the loader row_ids=False")
+            )
+
+
+def _joined(rows: list[Any]) -> Any:
+    """The same as `default_collate`, with a shortcut for tensors in dicts."""
+    if type(rows[0]) is not dict:
+        return default_collate(rows)
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return {
+        name: torch.stack(values) if type(values[0]) is torch.Tensor else default_collate(values)
+        for name, values in columns.items()
+    }
+
+
+def field_names(row_ids: bool, drop_last: bool) -> tuple[str, ...]:
+    """The fields that the loader adds to rows. Rows that fill up are always marked."""
+    if row_ids:
+        return FIELDS
+    return () if drop_last else (IS_PADDING,)

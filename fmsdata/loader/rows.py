@@ -1,0 +1,259 @@
+"""The loader of map-style rows: what `StatefulDataLoader(rows, sampler=...)` creates.
+
+It has no position of its own. Batches are read ahead of the sampler's cursor, and the cursor moves
+when one is handed out. If the cursor was moved by anything else (a state that was loaded, an epoch
+that was set, another loader), what was read ahead is thrown away, and the loader follows.
+"""
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from fmsdata.core.checks import flag, whole
+from fmsdata.core.state import State
+from fmsdata.epochs.cursor import Cursor, PlannedBatch
+from fmsdata.epochs.rows import length
+from fmsdata.epochs.sampler import EpochSampler
+from fmsdata.errors import ConfigError, DataError, FmsdataError
+from fmsdata.loader.device import replaced
+from fmsdata.loader.fork_server import MOST_DESCRIPTORS, ForkServer
+from fmsdata.loader.loader import StatefulDataLoader, can_pin, checked_method
+from fmsdata.loader.patience import StallLimits, Watcher
+from fmsdata.loader.row_reader import RowIds, RowRecipe, RowRequest, field_names
+from fmsdata.loader.row_workers import LocalRows, ReadBatch, RowSource, WorkerRows
+from fmsdata.loader.saving import Saving
+from fmsdata.loader.worker_pool import DEFAULT_METHOD
+
+PREFETCH_FACTOR = 2  # batches that a worker reads ahead
+MOST_PREFETCH = MOST_DESCRIPTORS - 8
+
+
+class RowLoader(StatefulDataLoader):
+    """Batches of rows, epoch after epoch. See `StatefulDataLoader`."""
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        sampler: EpochSampler | None,
+        batch_size: int,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = True,
+        drop_last: bool | None = None,
+        row_ids: bool = True,
+        multiprocessing_context: str | None = None,
+        stall_warning: float = 30.0,
+        stall_timeout: float | None = None,
+        **others: Any,
+    ) -> None:
+        _refuse(others)
+        if not isinstance(sampler, EpochSampler):
+            raise ConfigError(f"sampler is {sampler!r}; it must be an EpochSampler, as in EpochSampler(rows, ...)")
+        if (size := length(data)) != (rows := len(sampler.rows)):
+            raise ConfigError(f"the loader reads {size} rows, but its sampler was made for {rows}; give both the same")
+        if drop_last is not None and drop_last != sampler.drop_last:
+            raise ConfigError(f"drop_last is {drop_last}, but it is {sampler.drop_last} in the sampler: set it there")
+        self.data: Any = data
+        self.sampler = sampler
+        self.rank, self.world_size = sampler.rank, sampler.world_size
+        self.batch_size = _checked_batch(whole("batch_size", batch_size, least=1), sampler)
+        self.num_workers = whole("num_workers", num_workers)
+        self._prefetch = self._checked_prefetch(prefetch_factor)
+        self._persistent_workers = flag("persistent_workers", persistent_workers)
+        self._pin = can_pin() if flag("pin_memory", pin_memory) else False
+        self._method = checked_method(multiprocessing_context)
+        self._stall_limits = StallLimits.checked(stall_warning, stall_timeout)
+        if stall_timeout is not None and not self.num_workers:
+            raise ConfigError(
+                "stall_timeout needs num_workers: without them the trainer's own thread reads the rows, "
+                "and nothing can interrupt it"
+            )
+        if collate_fn is not None and not callable(collate_fn):
+            raise ConfigError(f"collate_fn is {collate_fn!r}; it must be a function that takes a list of rows")
+        names = field_names(flag("row_ids", row_ids), sampler.drop_last)
+        self._recipe = RowRecipe(rows=data, seed=sampler.seed, collate=collate_fn, names=names)
+        if self.num_workers and self._method == DEFAULT_METHOD:
+            ForkServer.shared()  # it imports what workers need while the trainer prepares other things
+        self._source: RowSource | None = None
+        self._process = os.getpid()
+        self._planned: Cursor | None = None  # the sampler's, if the source continues from there
+        self._last: PlannedBatch | None = None
+        self._saving = Saving(None, sampler.ranks)
+
+    @property
+    def dataset(self) -> Any:
+        """The rows."""
+        return self.data
+
+    @property
+    def seed(self) -> int:
+        return self.sampler.seed
+
+    @property
+    def last_rows(self) -> RowIds:
+        """Which rows the last batch has: `index`, `epoch_id` and `is_padding`, for rows that are no dicts.
+
+        >>> loader.last_rows.is_padding     # doctest: +SKIP
+        tensor([False, False, True])
+        """
+        if self._last is None:
+            raise ConfigError("no batch was handed out yet, so there are no last rows")
+        return RowRequest.of(self._last).ids
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            self._begin_epoch()
+            while (batch := self._next_rows()) is not None:
+                yield batch.batch
+        finally:
+            if not self._persistent_workers:
+                self._stop()
+
+    def __next__(self) -> Any:
+        """The next batch, of the next epoch if this one has ended."""
+        self._begin_epoch()
+        batch = self._next_rows()
+        if batch is None:  # only after set_epoch
+            raise StopIteration
+        return batch.batch
+
+    def __len__(self) -> int:
+        """The batches of an epoch, also if a part of it was handed out before."""
+        return len(self.sampler) // self.batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """The same as `sampler.set_epoch`."""
+        self.sampler.set_epoch(epoch)
+
+    def _begin_epoch(self) -> None:
+        self.sampler.ranks.check("loader")
+        self.sampler.begin_epoch()
+
+    def _next_rows(self) -> ReadBatch | None:
+        """The next batch of the epoch; None at its end. If anything goes wrong, the position does not change."""
+        try:
+            if self._process != os.getpid():  # a fork has no workers
+                self._source, self._process = None, os.getpid()
+            self.sampler.ranks.check("loader")
+            if self._source is None:
+                self.sampler.ranks.check_sharing("loader")
+                self._source, self._planned = self._start(), None
+            if self._planned is not self.sampler.cursor:
+                self._source.follow(self.sampler.plan(self.batch_size))
+                self._planned = self.sampler.cursor
+            read = self._watched(self._source)
+        except BaseException as error:
+            self._stop()
+            if isinstance(error, StopIteration):  # it would end the loop
+                raise DataError(
+                    "a row or a collate_fn raised StopIteration, perhaps by next(...) on an iterator at its end; "
+                    "give next a default, or catch it"
+                ) from error
+            raise
+        if read is not None:
+            self.sampler.cursor = self._planned = read.planned.after
+            self._last = read.planned
+            if self._pin and not self.num_workers:
+                read = read._replace(batch=replaced(read.batch, lambda tensor: tensor.pin_memory()))
+        return read
+
+    def _watched(self, source: RowSource) -> ReadBatch | None:
+        try:
+            with self._watcher:
+                return source.next()
+        except FmsdataError as error:
+            if self._watcher.stalled is not None:
+                raise self._watcher.stalled from error
+            raise
+
+    def _start(self) -> RowSource:
+        source: RowSource
+        if self.num_workers:
+            source = WorkerRows(
+                self._recipe, workers=self.num_workers, prefetch=self._prefetch, method=self._method, pin=self._pin
+            )
+        else:
+            source = LocalRows(self._recipe)
+        self._watcher = Watcher(self._stall_limits, lambda: "\n".join(source.silent()), source.wake)
+        self._forget = weakref.finalize(self, _close, source, self._watcher)
+        return source
+
+    def _stop(self) -> None:
+        source, self._source = self._source, None
+        self._planned = None
+        if source is not None:
+            self._forget()
+
+    def close(self) -> None:
+        """End the worker processes. The loader stays usable: iterating starts new ones."""
+        self._stop()
+
+    @property
+    def worker_pids(self) -> list[int]:
+        return [] if self._source is None else list(self._source.pids)
+
+    def state_dict(self, *, gather: bool = False, at: State | None = None) -> State:
+        """The position after the last batch that was handed out: see `EpochSampler.state_dict`."""
+        return self.sampler.state_dict(gather=gather, at=at)
+
+    def load_state_dict(self, state: State | Sequence[State]) -> None:
+        """Resume from a state: see `EpochSampler.load_state_dict`. An open iteration continues from there."""
+        self.sampler.load_state_dict(state)
+
+    def stats(self) -> Any:
+        raise ConfigError("stats() counts the tokens of a stream; for rows see sampler.epoch, .position and .step")
+
+    def save(self) -> str:
+        raise ConfigError(NO_FOLDER)
+
+    def load(self, step: int | None = None) -> None:  # noqa: ARG002
+        raise ConfigError(NO_FOLDER)
+
+    def _checked_prefetch(self, prefetch: int | None) -> int:
+        if prefetch is None:
+            return PREFETCH_FACTOR
+        if not self.num_workers:
+            raise ConfigError(
+                f"prefetch_factor is {prefetch!r}, but there are no workers to read ahead; set num_workers"
+            )
+        if whole("prefetch_factor", prefetch, least=1) > MOST_PREFETCH:
+            raise ConfigError(f"prefetch_factor is {prefetch}; it must be at most {MOST_PREFETCH}")
+        return prefetch
+
+
+NO_FOLDER = (
+    "a loader of rows has no checkpoint folder: its state is small and the same on all ranks; save loader.state_dict() "
+    "with the model, or use fmsdata.train_state"
+)
+
+
+def _close(source: RowSource, watcher: Watcher) -> None:
+    watcher.stop()
+    source.close()
+
+
+def _refuse(others: dict[str, Any]) -> None:
+    for name, value in others.items():
+        if name in ("rank", "world_size", "mesh", "process_group"):
+            if value is not None:
+                raise ConfigError(f"{name} is given to a loader that has a sampler: give it to the EpochSampler")
+        elif name == "checkpoint" and value is not None:
+            raise ConfigError(NO_FOLDER)
+        else:
+            raise ConfigError(
+                f"{name} is for a loader of a stream, and this one reads rows with a sampler: leave it out"
+            )
+
+
+def _checked_batch(batch_size: int, sampler: EpochSampler) -> int:
+    step = batch_size * sampler.world_size
+    if sampler.global_batch % step:
+        raise ConfigError(
+            f"batch_size is {batch_size} on each of {sampler.world_size} ranks, {step} rows in all, but global_batch "
+            f"is {sampler.global_batch}; it must be that, or a multiple to accumulate gradients over several steps"
+        )
+    return batch_size

@@ -1,0 +1,91 @@
+"""Functions that draw from the global generators get numbers of a key, and leave the generators alone."""
+
+import random
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fmsdata.epochs import keyed_random
+from fmsdata.epochs.keyed_random import KeyedRandom
+
+DRAWS: dict[str, Callable[[], Any]] = {
+    "python": random.random,
+    "python normal": lambda: random.gauss(0, 1),
+    "numpy": lambda: float(np.random.rand()),  # noqa: NPY002
+    "numpy normal": lambda: float(np.random.randn()),  # noqa: NPY002
+    "torch": lambda: float(torch.rand(1)),
+    "torch normal": lambda: float(torch.randn(1)),
+    "nothing": lambda: 0.0,
+}
+
+
+def states() -> list[Any]:
+    numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    return [random.getstate(), str(numpy), numpy["state"]["key"].tolist(), torch.get_rng_state().tolist()]
+
+
+@pytest.fixture(params=[False, True], ids=["memory", "without a look at the memory"])
+def _looks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param:
+        monkeypatch.setattr(keyed_random, "_python_memory", lambda: None)
+
+
+@pytest.mark.usefixtures("_looks")
+@pytest.mark.parametrize(("draw", "trainer"), list(product(DRAWS, DRAWS)))
+def test_numbers_depend_on_the_key_and_the_trainer_sees_nothing(draw: str, trainer: str) -> None:
+    def drawn(calls: KeyedRandom, key: int) -> Any:
+        def function(seed: Callable[[int], None]) -> Any:
+            seed(key)
+            return DRAWS[draw]()
+
+        return calls.call(function)
+
+    first, second = KeyedRandom(), KeyedRandom()
+    expected = [drawn(first, key) for key in (1, 2, 3)]
+    assert len(set(expected)) == (1 if draw == "nothing" else 3)
+    for key in (3, 1, 2):
+        DRAWS[trainer]()  # what the trainer draws in between changes nothing
+        before = states()
+        assert drawn(second, key) == expected[key - 1]
+        assert states() == before
+
+
+def test_generators_are_restored_after_an_error() -> None:
+    def fails(seed: Callable[[int], None]) -> None:
+        random.random(), torch.rand(1), np.random.rand()  # noqa: NPY002
+        raise ValueError("row 7")
+
+    before = states()
+    with pytest.raises(ValueError, match="row 7"):
+        KeyedRandom().call(fails)
+    assert states() == before
+
+
+def test_a_function_that_draws_nothing_is_called_once() -> None:
+    calls: list[int] = []
+    keyed = KeyedRandom()
+    for _ in range(3):
+        keyed.call(lambda _: calls.append(1))
+    assert len(calls) == 3
+    assert not keyed.draws
+
+
+def test_another_generator_of_numpy_works_too() -> None:
+    numpy: Any = np.random
+    usual = numpy.get_bit_generator()
+    numpy.set_bit_generator(np.random.PCG64(3))
+    try:
+        before = str(np.random.get_state(legacy=False))  # noqa: NPY002
+
+        def draw(seed: Callable[[int], None]) -> float:
+            seed(1)
+            return float(np.random.rand())  # noqa: NPY002
+
+        assert KeyedRandom().call(draw) == KeyedRandom().call(draw)
+        assert str(np.random.get_state(legacy=False)) == before  # noqa: NPY002
+    finally:
+        numpy.set_bit_generator(usual)
