@@ -102,7 +102,7 @@ def test_a_missing_folder_is_named(corpus: Path) -> None:
 
 def test_a_folder_without_shards_is_named(corpus: Path) -> None:
     (corpus / "news").mkdir()
-    (corpus / "news" / "readme.txt").write_text("nothing here")
+    (corpus / "news" / "readme.md").write_text("nothing here")
     with pytest.raises(DataError, match=r"news: no shards.*\.arrow"):
         build(corpus, {"sources.news": {"weight": 1}})
     (corpus / "empty").mkdir()

@@ -16,7 +16,7 @@ from pathlib import Path
 from fmsdata.errors import ConfigError
 from fmsdata.storage.clients.base import Entry
 from fmsdata.storage.location import Location
-from fmsdata.storage.own_folder import make_own_folder
+from fmsdata.storage.own_folder import make_own_folder, user_cache
 from fmsdata.storage.settings import Storage
 
 FORMAT = 1  # part of every name: a version that writes other files finds none of these
@@ -32,11 +32,8 @@ class TextCache:
     """
 
     def __init__(self, storage: Storage) -> None:
-        if storage.cache is not None:
-            self.folder = Path(os.path.abspath(storage.cache.path)) / FOLDER
-        else:
-            base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-            self.folder = Path(base) / "fmsdata" / FOLDER
+        base = user_cache() if storage.cache is None else os.path.abspath(storage.cache.path)
+        self.folder = Path(base) / FOLDER
 
     def path(self, key: str, ending: str) -> Path:
         """Where something is kept."""

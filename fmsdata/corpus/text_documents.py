@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterator
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from fmsdata.errors import DataError
 from fmsdata.formats import format_of, open_stream
@@ -11,6 +11,7 @@ from fmsdata.formats.parquet import NAMES, stream_parquet
 from fmsdata.storage.clients.base import Entry
 from fmsdata.storage.local import file_entry
 from fmsdata.storage.location import Location
+from fmsdata.storage.seekable import RemoteFile
 
 READ = 1 << 22  # bytes that are read at once
 
@@ -42,38 +43,8 @@ def read_documents(
 def _open(folder: Location, file: Entry) -> BinaryIO:
     place = folder / file.name
     if place.local is None:
-        return cast(BinaryIO, io.BufferedReader(_RemoteFile(place, file), READ))
+        return cast(BinaryIO, io.BufferedReader(RemoteFile(place, file), READ))
     try:
         return open(place.local, "rb")
     except OSError as error:
         raise DataError(f"{place}: cannot be read: {error.strerror}") from None
-
-
-class _RemoteFile(io.RawIOBase):
-    """A remote file, read in ranges of the version that was listed."""
-
-    def __init__(self, place: Location, file: Entry) -> None:
-        self._connection, self._path, self._file = place.connection, place.path, file
-        self._place = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._file.size}[whence]
-        return self._place
-
-    def tell(self) -> int:
-        return self._place
-
-    def readinto(self, buffer: Any) -> int:
-        stop = min(self._file.size, self._place + len(buffer))
-        if stop <= self._place:
-            return 0
-        data = self._connection.run(self._connection.read(self._path, self._place, stop, self._file.version)).data
-        buffer[: len(data)] = data
-        self._place += len(data)
-        return len(data)

@@ -78,7 +78,7 @@ def verify_corpus(
     """Read every document below a folder, and report what is wrong.
 
     `vocabulary` is the number of token ids. `duplicates` looks for documents that are exactly equal,
-    which takes 40 bytes of memory for each document.
+    which takes about 100 bytes of memory for each document.
 
     >>> verify_corpus("corpus", vocabulary=50_257).problems     # doctest: +SKIP
     []

@@ -7,7 +7,6 @@ are read again, seeded, as all rows after them.
 """
 
 import ctypes
-import functools
 import random
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,10 +15,9 @@ import numpy as np
 import torch
 
 T = TypeVar("T")
-_PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]  # the generator behind the functions of `random`
 _TORCH = torch.default_generator
 _NUMPY: Any = np.random  # not all of it is declared
-MERSENNE_BYTES = 4 * 625  # the state of a generator: 624 words, and the position in them
+MERSENNE_BYTES = 4 * 625  # the state of NumPy's generator: 624 words, and the position in them
 
 
 class KeyedRandom:
@@ -101,8 +99,9 @@ class _Generator:
 
 
 def _look_at_python(_: Any) -> Any:
-    memory = _python_memory()
-    return None if memory is None else (ctypes.string_at(*memory), _PYTHON.gauss_next)
+    """Each draw moves the position, and a full turn of the position renews all words."""
+    _, (word, *_, position), half = random.getstate()
+    return word, position, half
 
 
 def _look_at_numpy(state: Any) -> Any:
@@ -127,22 +126,6 @@ def _seed_numpy(key: int) -> None:
 
 def _numpy_state() -> Any:
     return np.random.get_state(legacy=False)  # noqa: NPY002
-
-
-@functools.cache
-def _python_memory() -> tuple[int, int] | None:
-    """Where Python's generator has its state: the position and 624 words, after the head of the object.
-
-    Other builds of Python may differ: there is none, unless that is what is there.
-    """
-    at = id(_PYTHON) + object.__basicsize__
-    _, (*words, position), _ = _PYTHON.getstate()
-    try:
-        room = _PYTHON.__class__.__base__.__basicsize__ - object.__basicsize__
-        found = ctypes.string_at(at, MERSENNE_BYTES) if room >= MERSENNE_BYTES else b""
-    except AttributeError:
-        return None
-    return (at, MERSENNE_BYTES) if found == np.array([position, *words], np.uint32).tobytes() else None
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -5,7 +5,6 @@ that its rows are in, with pyarrow. Mapped and remote files are read in the same
 file of which only those ranges are there. Decoded row groups are kept for the blocks around.
 """
 
-import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -35,6 +34,7 @@ from fmsdata.formats.fetched import Fetched, in_parts
 from fmsdata.formats.lines import NOT_UTF8
 from fmsdata.formats.lists import flatten_lists, holds_lists
 from fmsdata.formats.text import is_utf8
+from fmsdata.storage.seekable import SeekableFile
 
 MAGIC = b"PAR1"
 TAIL = 1 << 16  # bytes at the end of a file that are read first
@@ -297,33 +297,21 @@ def read_parquet_footer(name: str, size: int) -> Reading[bytes]:
     return bytes(data[len(data) - length :])
 
 
-class _Part(io.RawIOBase):
+class _Part(SeekableFile):
     """A file of which only some bytes are there. `missing` is what was read elsewhere."""
 
     def __init__(self, data: memoryview, start: int, size: int) -> None:
-        self._data, self._start, self._size, self._place = data, start, size, 0
+        super().__init__(size)
+        self._data, self._start = data, start
         self.missing: Range | None = None
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
-        return self._place
-
-    def tell(self) -> int:
-        return self._place
-
     def read(self, count: int | None = -1) -> Any:
-        stop = self._size if count is None or count < 0 else self._place + count
-        if not 0 <= self._place < stop <= self._size:
-            raise Truncated(f"a row group points to bytes {self._place} to {stop}, outside the file")
-        begin = self._place - self._start
+        place, stop = self.place, self.size if count is None or count < 0 else self.place + count
+        if not 0 <= place < stop <= self.size:
+            raise Truncated(f"a row group points to bytes {place} to {stop}, outside the file")
+        begin = place - self._start
         if begin < 0 or stop - self._start > len(self._data):
-            self.missing = Range(self._place, stop)
-            raise Truncated(f"bytes {self._place} to {stop} are not in its column")
-        self._place = stop
+            self.missing = Range(place, stop)
+            raise Truncated(f"bytes {place} to {stop} are not in its column")
+        self.place = stop
         return self._data[begin : stop - self._start]

@@ -4,10 +4,8 @@ It follows from the plan of all lanes and from the world and batch sizes of the 
 rank knows. So all ranks end at the same step without asking each other: see `fmsdata.run.finite`.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +18,7 @@ from fmsdata.run.finite import PassPlan, check_finite, filler_line
 from fmsdata.run.positions import Positions
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.storage.location import Location
-from fmsdata.storage.own_folder import make_own_folder
+from fmsdata.storage.own_folder import make_own_folder, user_cache
 from fmsdata.tasks.base import IGNORED
 from fmsdata.tasks.batch import Batch
 
@@ -64,11 +62,10 @@ def plan_folder(checkpoint: Checkpoints | None) -> Location | None:
     """Where plans are kept: beside the checkpoints, else in the user's cache. None: nowhere."""
     if checkpoint is not None and not checkpoint.read_only:
         return checkpoint.folder
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = os.path.join(cache, "fmsdata")
+    folder = user_cache()
     try:
         make_own_folder(folder)
-    except (ConfigError, OSError, RuntimeError):  # the next start plans again
+    except (ConfigError, OSError):  # the next start plans again
         return None
     return Location(folder)
 

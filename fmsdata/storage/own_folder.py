@@ -21,6 +21,11 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 log = logging.getLogger("fmsdata")
 
 
+def user_cache() -> str:
+    """The folder of this package in the user's cache folder. It need not exist yet."""
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "fmsdata")
+
+
 def make_own_folder(path: str) -> None:
     """Create a folder that only its user can enter, with its parents, or check an existing one.
 

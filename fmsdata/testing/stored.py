@@ -21,6 +21,7 @@ from fmsdata.errors import DataError
 from fmsdata.formats.compression import zstd_library
 from fmsdata.storage.local import Recent
 from fmsdata.storage.location import Location
+from fmsdata.storage.seekable import RemoteFile
 
 Document: TypeAlias = tuple[str, str, int]  # source, shard, number in the shard
 Stored: TypeAlias = Mapping[Document, npt.NDArray[np.int64]]
@@ -109,7 +110,11 @@ class _PlainShard:
     def __init__(self, path: Location, column: str | None) -> None:
         self._batch: Callable[[int], pa.RecordBatch]
         try:
-            file = pa.memory_map(str(path.local)) if path.local is not None else pa.PythonFile(_open_remote(path), "r")
+            file = (
+                pa.memory_map(str(path.local))
+                if path.local is not None
+                else pa.PythonFile(io.BufferedReader(RemoteFile(path), REMOTE_BUFFER), "r")
+            )
             try:
                 reader = pa.ipc.open_file(file)
                 recent: Recent[pa.RecordBatch] = Recent(1 if path.local is not None else RECENT_BATCHES)
@@ -166,36 +171,3 @@ class _PlainText:
         if not value or isinstance(value, list):  # documents without text are skipped
             return np.array(value or [], np.int64)
         return self._tokenizer.encode([value if isinstance(value, str) else value.decode()])[0].astype(np.int64)
-
-
-def _open_remote(path: Location) -> io.BufferedReader:
-    return io.BufferedReader(_RemoteFile(path), REMOTE_BUFFER)
-
-
-class _RemoteFile(io.RawIOBase):
-    """A remote file, read in the ranges that are requested."""
-
-    def __init__(self, path: Location) -> None:
-        self._connection, self._path = path.connection, path.path
-        self._size = self._connection.run(self._connection.info(self._path)).size
-        self._place = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
-        return self._place
-
-    def tell(self) -> int:
-        return self._place
-
-    def readinto(self, buffer: Any) -> int:
-        stop = min(self._size, self._place + len(buffer))
-        data = self._connection.run(self._connection.read(self._path, self._place, max(self._place, stop))).data
-        buffer[: len(data)] = data
-        self._place += len(data)
-        return len(data)

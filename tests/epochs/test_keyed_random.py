@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from fmsdata.epochs import keyed_random
 from fmsdata.epochs.keyed_random import KeyedRandom
 
 DRAWS: dict[str, Callable[[], Any]] = {
@@ -28,13 +27,6 @@ def states() -> list[Any]:
     return [random.getstate(), str(numpy), numpy["state"]["key"].tolist(), torch.get_rng_state().tolist()]
 
 
-@pytest.fixture(params=[False, True], ids=["memory", "without a look at the memory"])
-def _looks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param:
-        monkeypatch.setattr(keyed_random, "_python_memory", lambda: None)
-
-
-@pytest.mark.usefixtures("_looks")
 @pytest.mark.parametrize(("draw", "trainer"), list(product(DRAWS, DRAWS)))
 def test_numbers_depend_on_the_key_and_the_trainer_sees_nothing(draw: str, trainer: str) -> None:
     def drawn(calls: KeyedRandom, key: int) -> Any:

@@ -476,7 +476,7 @@ def test_what_is_not_there_is_named_with_what_to_check(on_s3: Elsewhere, home: P
             DataError,
             f"{there}/no: no such folder; check `path` of the source",
         ),
-        (lambda: write_index(there / "no"), DataError, f"{there}/no: no files ending in .arrow below it"),
+        (lambda: write_index(there / "no"), DataError, f"{there}/no: no files ending in .arrow, .parquet, .* below it"),
     ]
     for call, kind, words in cases:
         with pytest.raises(kind, match=words):
@@ -485,7 +485,7 @@ def test_what_is_not_there_is_named_with_what_to_check(on_s3: Elsewhere, home: P
 
 def test_a_folder_without_shards_is_named(on_s3: Elsewhere, home: Path) -> None:
     there = on_s3.copy(home)
-    (there / "news/readme.txt").write_bytes(b"nothing here")
+    (there / "news/readme.md").write_bytes(b"nothing here")
     with pytest.raises(DataError, match=f"{there}/news: no shards; a source is a folder with files ending in .arrow"):
         plan(there, sources__news={"weight": 1})
     with pytest.raises(DataError, match=f"{there}/news: no sub-folder holds shards"):
