@@ -116,23 +116,25 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"{counted(end['samples'], 'sample')} in {counted(end['steps'], 'step')} on every rank, and then it ends; "
             f"{counted(end['filled_rows'], 'row')} of padding fill up the last batches",
         )
-    yield (
-        "steps",
-        f"{'at least' if lines['padded'] else 'about'} {report['steps']:,.0f}, "
-        f"each {counted(report['lines_per_step'], 'line')} on {counted(report['world_size'], 'rank')}",
-    )
+    else:
+        yield (
+            "steps",
+            f"{'at least' if lines['padded'] else 'about'} {report['steps']:,.0f}, "
+            f"each {counted(report['lines_per_step'], 'line')} on {counted(report['world_size'], 'rank')}",
+        )
     yield (
         "distance",
         f"neighbouring lines are {lines['samples_between_neighbouring_lines']:,.0f} samples apart on average, "
         f"{lines['samples_of_a_rank_between_neighbouring_lines']:,.0f} of a rank "
         f"(windows of {counted(lines['window'], 'line')} in {counted(report['lanes'], 'lane')})",
     )
-    name, source = max(report["sources"].items(), key=lambda item: float(item[1]["drift"]))
-    yield (
-        "drift",
-        f"when an epoch's worth of {name!r} was read, {source['drift']:.1%} of it is already of the next epoch"
-        + ("; less of the other sources" if len(report["sources"]) > 1 else ""),
-    )
+    if report["pass"] is None:
+        name, source = max(report["sources"].items(), key=lambda item: float(item[1]["drift"]))
+        yield (
+            "drift",
+            f"when an epoch's worth of {name!r} was read, {source['drift']:.1%} of it is already of the next epoch"
+            + ("; less of the other sources" if len(report["sources"]) > 1 else ""),
+        )
     prefetched, tokenized = report["remote_shards_per_worker_bytes"], report["tokenized_per_worker_bytes"]
     yield (
         "memory",

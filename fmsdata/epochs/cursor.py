@@ -70,7 +70,7 @@ class Cursor(NamedTuple):
         order = self.order.changed(self.position - self.start, excluded=excluded)
         return self._replace(order=order, start=self.position)
 
-    def _with_due_changes(self, layout: Layout) -> "Cursor":
+    def with_due_changes(self, layout: Layout) -> "Cursor":
         """With the weights that hold from here on."""
         due = [change for change in self.changes if change.step <= self.steps(layout)]
         if not due or (self.position - self.cut) % layout.global_batch:
@@ -91,7 +91,7 @@ class Cursor(NamedTuple):
         """The batches of a rank from here to the end of the epoch."""
         cursor, size = self, batch_size * layout.world_size  # samples of a step
         while cursor.position < (end := cursor.end(layout)):
-            cursor = cursor._with_due_changes(layout)
+            cursor = cursor.with_due_changes(layout)
             if cursor.changes:
                 end = min(end, cursor.cut + (cursor.changes[0].step - cursor.step) * layout.global_batch)
             most = max(1, min(-(-CHUNK_ROWS // batch_size), CHUNK_SAMPLES // size))

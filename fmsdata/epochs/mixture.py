@@ -21,7 +21,7 @@ DATASET_IDX = "dataset_idx"
 class RowMixture:
     """Rows of several datasets, for an `EpochSampler`. Only their names matter, not their order.
 
-    Without `weights` an epoch is each row once, or with a `temperature` above 1 more of the small
+    Without `weights` an epoch is as many rows as there are, or with a `temperature` above 1 more of the small
     datasets: `rows ** (1 / temperature)`. With weights, an epoch has the same number of rows (or
     `epoch_size`), in these shares at any moment. A dataset that is read to its end starts again,
     in a new order, and one that is not continues in the next epoch. So no row comes a second time
@@ -58,6 +58,11 @@ class RowMixture:
         self.temperature = temperature
         self.weights = None if weights is None else self.checked_weights(weights)
         self.epoch_size = None if epoch_size is None else whole("epoch_size", epoch_size, least=1)
+
+    @property
+    def has_fixed_size(self) -> bool:
+        """Whether an epoch has a number of rows that does not follow from the rows that are left."""
+        return self.weights is not None or self.temperature is not None or self.epoch_size is not None
 
     def checked_weights(self, weights: Mapping[str, float]) -> dict[str, float]:
         """These weights as shares of 1, or an error."""

@@ -137,16 +137,20 @@ class EpochSampler:
     def plan(self, batch_size: int) -> Iterator[PlannedBatch]:
         """The batches of this rank from here to the end of the epoch. Nothing is handed out yet."""
         self.ranks.check("sampler")
+        self._align(batch_size)
+        return self.cursor.plan(self.layout, batch_size)
+
+    def _align(self, batch_size: int) -> None:
+        """Cut the rest of the epoch anew if it was left where no step of this size begins."""
         if (self.cursor.position - self.cursor.cut) % (batch_size * self.world_size):
             self.cursor = self.cursor.recut(self.layout)
-        return self.cursor.plan(self.layout, batch_size)
 
     @property
     def finished(self) -> bool:
         """Whether all samples of the epoch were handed out."""
         return self.cursor.position >= self.cursor.end(self.layout)
 
-    def begin_epoch(self) -> None:
+    def begin_epoch(self, batch_size: int = 1) -> None:
         """Begin the next epoch, if the last one was handed out. A loop over a loader calls this."""
         if len(self.rows) != self._size:
             raise ConfigError(
@@ -154,6 +158,7 @@ class EpochSampler:
                 "a new sampler for the new rows"
             )
         named, self._named_epoch = self._named_epoch, False
+        self._align(batch_size)
         if not self.finished:
             return
         if named:
@@ -186,8 +191,11 @@ class EpochSampler:
     def _go_to(self, epoch: int) -> None:
         weights = self._next_weights()
         self._check_batches(self._next.excluded, weights)
-        order = self._orders.first(epoch, self._next.excluded, weights)
-        self.cursor = Cursor(epoch, 0, order, step=self.step, changes=self.cursor.changes)
+        if epoch == self.epoch + 1:  # as a loop goes on: the sources of a mixture continue
+            self.cursor = self.cursor.next_epoch(self.layout, self._next.excluded, weights)
+        else:
+            order = self._orders.first(epoch, self._next.excluded, weights)
+            self.cursor = Cursor(epoch, 0, order, step=self.step, changes=self.cursor.changes)
         self._next = NextEpoch(self._next.excluded, None)
 
     def set_skip(self, batches: int) -> None:
@@ -197,7 +205,7 @@ class EpochSampler:
             raise ConfigError("set_skip is for an epoch whose order did not change on the way; load a state instead")
         if cursor.position > cursor.end(self.layout):
             raise ConfigError(f"set_skip({batches}) is after the end of the epoch, which has {self.batches} batches")
-        self.cursor = cursor
+        self.cursor = cursor.with_due_changes(self.layout)
 
     def exclude(self, ids: Iterable[int], *, mode: Literal["next_epoch", "immediate"] = "next_epoch") -> None:
         """Take rows out, from the next epoch on. The order of the others does not change.
@@ -229,6 +237,11 @@ class EpochSampler:
             raise ConfigError(
                 f"mode='immediate' on {self.ranks}: ranks that are at different samples would read different rows; "
                 "use mode='next_epoch' on all ranks"
+            )
+        if mode == "immediate" and isinstance(self.rows, RowMixture) and not self.rows.has_fixed_size:
+            raise ConfigError(
+                "mode='immediate' on a RowMixture without weights: its epoch has each row once, so other rows would "
+                "come twice in place of those; use mode='next_epoch', or give the mixture weights or an epoch_size"
             )
         self._check_batches(excluded, self._next_weights())
         if mode == "immediate" and not self.finished:

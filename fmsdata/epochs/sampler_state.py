@@ -96,6 +96,11 @@ def moved(state: Any, earlier: Any) -> State:
     """A state at the position of an earlier one, with the rows that are excluded now."""
     if not isinstance(earlier, Mapping) or any(earlier.get(name) != state[name] for name in COMMON):
         raise StateError(f"at is {shown(earlier)}; it must be an earlier state of the same sampler")
+    if earlier.get("epoch") == state["epoch"] and earlier.get("excluded") != state["excluded"]:
+        raise StateError(
+            "rows were excluded or included at once (mode='immediate') since that state, which it can't take up; "
+            "save the state of now, or use mode='next_epoch' where batches are in flight"
+        )
     return {**earlier, "next_excluded": state["next_excluded"]}
 
 

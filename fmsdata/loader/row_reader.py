@@ -16,6 +16,7 @@ from torch.utils.data import default_collate
 from fmsdata.core.keys import Ints, key_of, mix
 from fmsdata.epochs.cursor import PlannedBatch
 from fmsdata.epochs.keyed_random import KeyedRandom
+from fmsdata.epochs.mixture import RowMixture
 from fmsdata.epochs.rows import read_rows
 from fmsdata.errors import ConfigError, DataError
 
@@ -87,8 +88,10 @@ class RowReader:
         if not self._random.draws:
             return self._collate(read_rows(dataset, ids), request)
         key, rows = key_of(self._recipe.seed, "row", request.epoch), []
-        for row in ids:
-            seed(mix(key ^ row))
+        # A mixture may have a row several times in an epoch: each time with other numbers.
+        times = request.epoch_ids.tolist() if isinstance(dataset, RowMixture) else [0] * len(ids)
+        for row, time in zip(ids, times, strict=True):
+            seed(mix(mix(key ^ row) ^ time))
             rows += read_rows(dataset, [row])
         seed(key_of(self._recipe.seed, "collate", int(request.epoch_ids[0])))
         return self._collate(rows, request)

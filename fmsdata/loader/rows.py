@@ -131,7 +131,7 @@ class RowLoader(StatefulDataLoader):
 
     def _begin_epoch(self) -> None:
         self.sampler.ranks.check("loader")
-        self.sampler.begin_epoch()
+        self.sampler.begin_epoch(self.batch_size)
 
     def _next_rows(self) -> ReadBatch | None:
         """The next batch of the epoch; None at its end. If anything goes wrong, the position does not change."""
@@ -241,8 +241,9 @@ def _refuse(others: dict[str, Any]) -> None:
         if name in ("rank", "world_size", "mesh", "process_group"):
             if value is not None:
                 raise ConfigError(f"{name} is given to a loader that has a sampler: give it to the EpochSampler")
-        elif name == "checkpoint" and value is not None:
-            raise ConfigError(NO_FOLDER)
+        elif name == "checkpoint":
+            if value is not None:
+                raise ConfigError(NO_FOLDER)
         else:
             raise ConfigError(
                 f"{name} is for a loader of a stream, and this one reads rows with a sampler: leave it out"

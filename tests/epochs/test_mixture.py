@@ -1,6 +1,7 @@
 """Mixtures of rows: shares at every moment, passes over small sources, weights that change."""
 
 import json
+import random
 from collections import Counter
 from typing import Any
 
@@ -228,3 +229,46 @@ def test_edited_weights_hold_from_the_next_epoch_on_and_other_sources_are_refuse
         Ranks(mixture({"a": 40, "c": 40}), global_batch=4, world_size=1, states=ranks.states())
     with pytest.raises(StateError, match="source 'b' had 40 rows when the state was saved, and has 30 now"):
         Ranks(mixture({"a": 40, "b": 30}), global_batch=4, world_size=1, states=ranks.states())
+
+
+def test_calling_set_epoch_before_each_loop_changes_nothing() -> None:
+    def orders(*, named: bool) -> list[list[int]]:
+        mix = mixture({"a": 50, "b": 9}, weights={"a": 0.7, "b": 0.3})
+        sampler = fmsdata.EpochSampler(mix, global_batch=8, rank=0, world_size=1)
+        epochs = []
+        for epoch in range(5):
+            if named:
+                sampler.set_epoch(epoch)
+            epochs.append(list(sampler))
+        return epochs
+
+    assert orders(named=True) == orders(named=False)
+
+
+def test_weights_that_are_due_are_skipped_with_the_batches() -> None:
+    mix = mixture({"a": 50, "b": 50}, weights={"a": 0.7, "b": 0.3})
+    sampler = fmsdata.EpochSampler(mix, global_batch=4, rank=0, world_size=1)
+    sampler.set_weights({"a": 0.1, "b": 0.9}, step=10)
+    sampler.set_skip(20)
+    other = fmsdata.EpochSampler(mix, global_batch=4, rank=0, world_size=1)
+    other.load_state_dict(sampler.state_dict())
+    assert list(other) == list(sampler)
+
+
+def test_immediate_exclusion_needs_an_epoch_of_a_fixed_size() -> None:
+    sampler = fmsdata.EpochSampler(mixture({"a": 20, "b": 12}), global_batch=4, rank=0, world_size=1)
+    with pytest.raises(ConfigError, match="without weights"):
+        sampler.exclude([1], mode="immediate")
+
+
+def test_a_row_that_comes_again_in_an_epoch_draws_other_numbers() -> None:
+    class Drawing(Rows):
+        def __getitem__(self, row: int) -> dict[str, Any]:
+            return {"row": row, "drawn": random.random()}
+
+    mix = fmsdata.RowMixture({"big": Rows(50, "big"), "small": Drawing(2, "small")}, weights={"big": 0.5, "small": 0.5})
+    sampler = fmsdata.EpochSampler(mix, global_batch=4, rank=0, world_size=1)
+    loader: Any = fmsdata.StatefulDataLoader(mix, sampler=sampler, batch_size=4, collate_fn=list)
+    drawn = [row["drawn"] for batch in loader for row in batch if "drawn" in row]
+    assert len(drawn) > 20
+    assert len(set(drawn)) == len(drawn)

@@ -375,3 +375,29 @@ def test_the_rank_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fmsdata.run.ranks._distributed", lambda: (1, 2))
     with pytest.raises(ConfigError, match="opened as rank 0 of 1"):
         list(sampler)
+
+
+def test_a_resume_in_the_middle_of_a_global_batch_goes_to_the_next_epoch_if_no_whole_one_is_left() -> None:
+    rows = [{"v": i} for i in range(5)]
+
+    def make(batch_size: int) -> fmsdata.StatefulDataLoader:
+        sampler = fmsdata.EpochSampler(rows, global_batch=4, rank=0, world_size=1, seed=3)
+        return fmsdata.StatefulDataLoader(rows, sampler=sampler, batch_size=batch_size)
+
+    before = make(2)
+    next(before)
+    state = before.state_dict()
+    after = make(4)
+    after.load_state_dict(state)
+    assert set((next(after)["epoch_id"] >> 40).tolist()) == {1}
+    looped = make(4)
+    looped.load_state_dict(state)
+    assert len(list(looped)) == 1
+
+
+def test_a_state_from_before_an_immediate_exclusion_is_refused() -> None:
+    sampler = fmsdata.EpochSampler(range(32), global_batch=4, rank=0, world_size=1)
+    earlier = sampler.state_dict()
+    sampler.exclude([1, 2], mode="immediate")
+    with pytest.raises(StateError, match="excluded or included at once"):
+        sampler.state_dict(at=earlier)
