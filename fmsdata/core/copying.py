@@ -6,7 +6,9 @@ an error. A check costs more than the copy of a line, so a few lines are copied 
 """
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
@@ -14,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from fmsdata.core.keys import Ints, offsets
-from fmsdata.core.memory import MappedTokens, Source, copy_memory, copy_numbers
+from fmsdata.core.memory import Bytes, MappedTokens, Source, address_of, copy_memory, copy_numbers
+from fmsdata.core.ranges import inside
 from fmsdata.core.spans import BUFFER, LENGTH, START, TAIL, Buffer
 from fmsdata.core.tokens import Tokens
 from fmsdata.errors import DataError
@@ -56,21 +59,36 @@ class _Places:
         self.in_memory = all(address[which] for which in self.used)
         self.dtype = self.dtypes[self.used[0]] if self.in_memory and len(set(self.dtypes.values())) == 1 else None
 
-    def require(self, buffer: Ints, start: Ints, stop: Ints) -> None:
+    def require(self, buffer: Ints, start: Ints, count: Ints) -> None:
         """Raise if there are no such tokens: addresses know no bounds."""
-        outside = stop > self._size.take(buffer)
-        if len(start) and (start.min() < 0 or outside.any() or (stop < start).any()):
-            origin = self._buffers[int(buffer[outside.argmax()])]
+        size = self._size.take(buffer)
+        if not inside(start, count, size):
+            origin = self._buffers[int(buffer[(start + count > size).argmax()])]
             raise DataError(
                 f"source {origin.source!r}, {origin.shard}: the file is damaged (documents reach beyond its end); "
                 "write it again or remove it"
             )
 
 
+# Memory to copy to, of windows that were read to their end. The system gives new memory page by page,
+# which takes about as long as the copy.
+_SPARE: deque[Bytes] = deque(maxlen=64)
+
+
+def _memory_of(size: int) -> Bytes:
+    """Memory of this size, which may have been used before."""
+    if size > AT_ONCE // 2 and _SPARE:
+        with suppress(IndexError):  # another thread took the last
+            spare = _SPARE.pop()
+            if len(spare) >= size:
+                return spare[:size]
+    return np.empty(size, np.uint8)
+
+
 def take_tokens(buffers: Sequence[Buffer], which: Ints, place: Ints) -> Ints:
     """One token of each of these buffers."""
     places = _Places(buffers, which)
-    places.require(which, place, place + 1)
+    places.require(which, place, np.ones_like(place))
     if places.dtype is not None:
         address = places.address.take(which) + place * places.dtype.itemsize
         return copy_numbers(address, places.dtype, places.sources).astype(np.int64)
@@ -91,10 +109,14 @@ class TokenCopies:
         self._buffers, self._spans, self._dtype = buffers, spans, dtype
         self._stored = spans[:, LENGTH] - (spans[:, TAIL] > 0)
         self._places = _Places(buffers, spans[:, BUFFER], dtype)
-        self._places.require(spans[:, BUFFER], spans[:, START], spans[:, START] + self._stored)
+        self._places.require(spans[:, BUFFER], spans[:, START], self._stored)
         self._alike = self._places.dtype == dtype
         self._first: list[int] = first.tolist()
-        self._ends: list[int] = offsets(spans[:, LENGTH])[first].tolist()  # tokens before each item
+        ends = offsets(spans[:, LENGTH]).take(first)
+        lengths = ends[1:] - ends[:-1]
+        self._same_length = not np.count_nonzero(lengths[1:] != lengths[:-1])
+        self._ends: list[int] = ends.tolist()  # tokens before each item
+        self.last = len(lengths) - 1
         self._copied = 0, 0  # the first of the items that were copied last, and the one after their last
         self._memory: Tokens = np.empty(0, dtype)
         self._rows: Any = ()  # the items that were copied last
@@ -120,21 +142,28 @@ class TokenCopies:
         tokens: Tokens = self._rows[item - first]
         return tokens
 
+    def release(self) -> None:
+        """Let others use the memory: the last item was read, and is not needed any more."""
+        if self._memory.nbytes > AT_ONCE // 2:
+            _SPARE.append(self._memory.view(np.uint8))
+            self._memory, self._rows = self._memory[:0], ()
+        self.forget()
+
     def forget(self) -> None:
         """Drop what was copied: a check of its sources failed."""
         self._copied = 0, 0
 
     def _memory_by_item(self, first: int, stop: int) -> Any:
         """What was copied: the rows of a table, if all items have the same length, else a list."""
-        ends = [end - self._ends[first] for end in self._ends[first : stop + 1]]
-        if ends == list(range(0, ends[-1] + 1, ends[1] or 1)):
-            return self._memory[: ends[-1]].reshape(stop - first, -1)
-        return [self._memory[start:end] for start, end in pairwise(ends)]
+        begin = self._ends[first]
+        if self._same_length:
+            return self._memory[: self._ends[stop] - begin].reshape(stop - first, -1)
+        return [self._memory[start - begin : end - begin] for start, end in pairwise(self._ends[first : stop + 1])]
 
     def _copy(self, first: int, stop: int) -> None:
         low, high, count = self._first[first], self._first[stop], self._ends[stop] - self._ends[first]
         if len(self._memory) < count:
-            self._memory = np.empty(count, self._dtype)
+            self._memory = _memory_of(count * self._dtype.itemsize).view(self._dtype)
         if self._alike:
             copy_memory(self._pieces[2 * low : 2 * high], self._memory[:count].view(np.uint8), self._places.sources)
         else:
@@ -146,7 +175,8 @@ class TokenCopies:
         width, spans = self._dtype.itemsize, self._spans
         pieces = np.empty((len(spans), 2, 2), np.int64)
         self._fill_stored(pieces[:, 0], spans, self._stored, width)
-        pieces[:, 1, 0] = np.arange(len(spans)) * width + self._tails.ctypes.data
+        tails = address_of(self._tails)
+        pieces[:, 1, 0] = np.arange(tails, tails + len(spans) * width, width)
         pieces[:, 1, 1] = (spans[:, TAIL] > 0) * width
         return pieces.reshape(-1, 2)
 

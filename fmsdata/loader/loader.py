@@ -455,8 +455,9 @@ class StatefulDataLoader:
     def _at_end(self) -> bool:
         """Whether the iteration ends here. Called when the trainer asks for a batch: saves what is due."""
         ended = self._ends.reached(self._positions.step)
-        over = self.ended
-        self._saving.save_if_due(self._positions, self._state, ended=ended or over)
+        over = self._pass is not None and self.ended
+        if self._saving.checkpoint is not None:
+            self._saving.save_if_due(self._positions, self._state, ended=ended or over)
         if ended:
             self._ends.move_to(self._positions.step)
         if over:

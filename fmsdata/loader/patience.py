@@ -42,9 +42,9 @@ class StallLimits:
 class Patience:
     """The wait for one batch."""
 
-    def __init__(self, limits: StallLimits, waited: float = 0.0) -> None:
+    def __init__(self, limits: StallLimits, waited: float = 0.0, began: float | None = None) -> None:
         self._limits, self._waited, self._next = limits, waited, limits.warning
-        self._last = time.monotonic()
+        self._last = time.monotonic() if began is None else began
 
     def check(self, report: Callable[[], str]) -> None:
         """Called now and then while the trainer waits. `report` says what the loader is doing."""
@@ -81,7 +81,7 @@ class Watcher:
     def __init__(self, limits: StallLimits, report: Callable[[], str], give_up: Callable[[], None]) -> None:
         self.stalled: StallError | None = None
         self._limits, self._report, self._give_up = limits, report, give_up
-        self._patience: Patience | None = None  # while a call is in progress
+        self._began: float | None = None  # when the call in progress began
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -89,25 +89,29 @@ class Watcher:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="fmsdata-watcher", daemon=True)
             self._thread.start()
-        self._patience = Patience(self._limits)
+        self._began = time.monotonic()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._patience = None
+        self._began = None
 
     def stop(self) -> None:
         """End the thread soon."""
         self._stop.set()
 
     def _run(self) -> None:
+        watched, patience = 0.0, Patience(self._limits)
         while not self._stop.wait(min(MOST_PER_WAIT, self._limits.warning) / 2):
-            patience = self._patience
+            began = self._began
+            if began is None:
+                continue
+            if began != watched:  # another call
+                watched, patience = began, Patience(self._limits, began=began)
             try:
-                if patience is not None:
-                    patience.check(self._report)
+                patience.check(self._report)
             except StallError as error:
-                if self._patience is patience:
+                if self._began == began:
                     self.stalled = error
                     self._give_up()
                 return

@@ -73,12 +73,14 @@ class WorkerFailure(NamedTuple):
         return error
 
 
-def write_reply(memory: SharedMemory, reply: Reply, tokens: Tokens | None = None) -> ReplySize:
-    """Write a reply and the tokens of its lines, and return the message that announces it."""
+def write_reply(memory: SharedMemory, reply: Reply, tokens: int = 0) -> ReplySize:
+    """Write a reply behind the tokens of its lines, and return the message that announces it.
+
+    The tokens are in the memory already: this many bytes.
+    """
     description = pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
-    data = memoryview(b"") if tokens is None else tokens.reshape(-1).view(np.uint8).data
-    memory.write(data, description)
-    return ReplySize(len(data), len(description))
+    memory.reserve(tokens + len(description))[tokens:] = description
+    return ReplySize(tokens, len(description))
 
 
 def read_reply(memory: SharedMemory, size: ReplySize) -> tuple[Reply, Tokens]:

@@ -78,9 +78,7 @@ class Saving:
 
     def save_if_due(self, positions: Positions, state_of: StateOf, *, ended: bool) -> None:
         """The trainer asks for a batch: it has finished all that it got. `ended`: it gets no more."""
-        checkpoint = self.checkpoint
-        if checkpoint is None:
-            return
+        checkpoint = self.folder
         self._done = positions
         if checkpoint.is_due(positions.step) or self._sigterm.received or (ended and checkpoint.saves_itself):
             self._save(checkpoint, positions, state_of)

@@ -34,7 +34,7 @@ from fmsdata.prefetch.open_files import OpenFiles
 from fmsdata.run.finite import PassPlan
 from fmsdata.run.positions import Milestone, Positions
 from fmsdata.run.rescalable import Rescalable
-from fmsdata.tasks.batch import gather, padding_of
+from fmsdata.tasks.batch import gather, padding_of, shape_of
 
 WATCH_SECONDS = 1.0  # how often a worker checks whether the trainer is still there, where nothing wakes it
 
@@ -220,11 +220,8 @@ class RoundReader:
         passed: list[Milestone] = []
         try:
             if self._failure is None:
-                for sample in samples:
-                    if sample % self._spec.data.lanes in self._lane_set:
-                        more_rows, more_passed = self._lanes.take([sample])
-                        rows += more_rows
-                        passed += more_passed
+                lanes, mine = self._spec.data.lanes, self._lane_set
+                self._lanes.take_into(rows, passed, [sample for sample in samples if sample % lanes in mine])
         except Exception as error:
             self._failure = WorkerFailure.of(error)
         try:
@@ -235,10 +232,12 @@ class RoundReader:
         return write_reply(memory, Reply(failure=self._failure))
 
     def _write(self, memory: SharedMemory, rows: list[Row], passed: list[Milestone]) -> ReplySize:
-        tokens = gather(rows)
+        length, dtype = shape_of(rows)
+        size = len(rows) * length * dtype.itemsize
+        gather(rows, np.frombuffer(memory.reserve(size), dtype).reshape(len(rows), length))
         reply = Reply(
-            length=tokens.shape[1],
-            dtype=tokens.dtype.str,
+            length=length,
+            dtype=dtype.str,
             padding=padding_of(rows),
             lines=join_lines(rows) if self._spec.needs_lines else None,
             passed=passed,
@@ -246,7 +245,7 @@ class RoundReader:
             versions=self._spec.data.versions.news(),
             failure=self._failure,
         )
-        return write_reply(memory, reply, tokens)
+        return write_reply(memory, reply, size)
 
 
 def _detach_from_trainer(index: int, channel: Channel) -> None:

@@ -52,15 +52,17 @@ class Turns:
 
     def take(self, count: int) -> list[int]:
         """The next samples; fewer when all lanes have ended."""
+        limits, lanes, following = self._limits, self._lanes, self._next
+        if limits is None:
+            return [heapq.heapreplace(following, following[0] + lanes) for _ in range(count if following else 0)]
         taken: list[int] = []
-        limits, lanes = self._limits, self._lanes
-        while len(taken) < count and self._next:
-            sample = self._next[0]
+        while len(taken) < count and following:
+            sample = following[0]
             taken.append(sample)
-            if limits is not None and sample // lanes + 1 >= limits[sample % lanes]:
-                heapq.heappop(self._next)
+            if sample // lanes + 1 >= limits[sample % lanes]:
+                heapq.heappop(following)
             else:
-                heapq.heapreplace(self._next, sample + lanes)
+                heapq.heapreplace(following, sample + lanes)
         return taken
 
 

@@ -44,13 +44,18 @@ class Lanes:
         """The lines of these samples, the next of their lanes, and the milestones passed."""
         rows: list[Row] = []
         passed: list[Milestone] = []
-        for sample in samples:
-            running = self._running[sample % self._count]
-            rows.append(running.take())
-            if running.passed:
-                passed += running.passed
-                running.passed = []
+        self.take_into(rows, passed, samples)
         return rows, passed
+
+    def take_into(self, rows: list[Row], passed: list[Milestone], samples: Iterable[int]) -> None:
+        """The same, added to lists. After an error they have what came before it."""
+        running, count = self._running, self._count
+        for sample in samples:
+            lane = running[sample % count]
+            rows.append(lane.take())
+            if lane.passed:
+                passed += lane.passed
+                lane.passed = []
 
     def expect(self, plan: PassPlan | None) -> None:
         """Check, when a lane of a finite pass ends, that it ends as planned."""
@@ -96,7 +101,7 @@ class _RunningLane:
         chunk, row = self._chunk, self._row
         self._row += 1
         self.lines += 1
-        if self._ahead:  # what the next chunk needs, in as many parts as this one has lines
+        if self._to_do:  # what the next chunk needs, in as many parts as this one has lines
             part = self._to_do / (self._rows - row)
             self._to_do -= part
             self._ahead.advance(part)

@@ -24,6 +24,8 @@ from fmsdata.errors import ConfigError
 DATA = {"dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard", "batch"}
 SHARED = {"tp", "cp", "pp", "sp", "mp", "tensor", "context", "pipeline", "pipe", "sequence", "model", "ulysses", "ring"}
 
+DISTRIBUTED = dist.is_available()  # asked once: it is a property of this torch, and ranks are checked at every batch
+
 SUB_MESH = 'pass the data-parallel sub-mesh, as in mesh["dp"] or mesh["dp_replicate", "dp_shard"]'
 
 
@@ -101,7 +103,7 @@ class Ranks:
 
 def _distributed() -> tuple[int, int] | None:
     """The global rank and world size, if torch.distributed is initialized."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None
+    return (dist.get_rank(), dist.get_world_size()) if DISTRIBUTED and dist.is_initialized() else None
 
 
 def _of_environment() -> Ranks:

@@ -119,13 +119,14 @@ class _ShuffleIterator(StageIterator):
         if self._skip >= self._size:
             raise StateError(f"'taken' is {self._skip}, but the window has only {self._size} items")
         self._anchor = self._below.state()
+        self._after: State | None = None  # the state below at the end of the window, once it was asked for
         self._read = False
 
     def read(self) -> Chunk:
         if self._read:
             self._number, self._skip = self._number + 1, 0
             self._size = self._size_of(self._number)
-            self._anchor = self._below.state()
+            self._anchor, self._after = self._state_after(), None
             self._read = False
         window = self._below.take(self._size)
         self._read, self._size = True, len(window)
@@ -143,5 +144,10 @@ class _ShuffleIterator(StageIterator):
     def state(self, taken: int) -> State:
         taken += self._skip
         if taken == self._size:
-            return {"window": self._number + 1, "taken": 0, "below": self._below.state()}
+            return {"window": self._number + 1, "taken": 0, "below": self._state_after()}
         return {"window": self._number, "taken": taken, "below": self._anchor}
+
+    def _state_after(self) -> State:
+        if self._after is None:
+            self._after = self._below.state()
+        return self._after

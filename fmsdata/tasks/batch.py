@@ -227,22 +227,32 @@ def collect(rows: Sequence[Row], extra_tokens: int) -> Batch:
     def lines() -> Chunk:
         return Chunk.join([chunk.slice(row, row + 1) for chunk, row in rows])
 
-    return Batch(gather(rows), padding_of(rows), extra_tokens, lines)
+    length, dtype = shape_of(rows)
+    return Batch(gather(rows, np.empty((len(rows), length), dtype)), padding_of(rows), extra_tokens, lines)
 
 
-def gather(rows: Sequence[Row]) -> Tokens:
-    """The tokens of these lines, (lines, line length)."""
-    length, dtype = rows[0][0].line_length, rows[0][0].dtype
+def shape_of(rows: Sequence[Row]) -> tuple[int, np.dtype[Any]]:
+    """The length of these lines, which must be the same, and a type that holds all their tokens."""
+    length, dtype, last = rows[0][0].line_length, rows[0][0].dtype, rows[0][0]
     for chunk, _ in rows:
-        if chunk.line_length != length:
-            check_lengths(chunk.line_length for chunk, _ in rows)
-        if chunk.dtype != dtype:
-            dtype = np.dtype(np.int64)
-    tokens: Tokens = np.empty((len(rows), length), dtype)
+        if chunk is not last:
+            if chunk.line_length != length:
+                check_lengths(chunk.line_length for chunk, _ in rows)
+            if chunk.dtype is not dtype and chunk.dtype != dtype:
+                dtype = np.dtype(np.int64)
+            last = chunk
+    return length, dtype
+
+
+def gather(rows: Sequence[Row], tokens: Tokens) -> Tokens:
+    """The tokens of these lines, copied to an array (lines, line length)."""
     unchecked: set[Source] = set()
     try:
         for line, (chunk, row) in enumerate(rows):
-            tokens[line] = chunk.copies.read(row, unchecked)
+            copies = chunk.copies
+            tokens[line] = copies.read(row, unchecked)
+            if row == copies.last:
+                copies.release()
         for source in unchecked:
             source.check()
     except BaseException:

@@ -44,20 +44,22 @@ class CausalLM:
         return not self.cross_documents
 
     def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
-        if max(self.prompt_len, 1 - self.extra_tokens) >= batch.length:
+        extra, length, tokens = self.extra_tokens, batch.length, batch.tokens
+        if max(self.prompt_len, 1 - extra) >= length:
             raise ConfigError(
-                f"prompt_len {self.prompt_len} leaves nothing to predict in lines of {batch.length} tokens"
+                f"prompt_len {self.prompt_len} leaves nothing to predict in lines of {length} tokens"
                 if self.prompt_len
                 else "shift=False leaves nothing to predict in lines of 1 token; use a longer seq_len"
             )
-        labels = widen(batch.tokens[:, self.extra_tokens :])
+        labels = widen(tokens[:, extra:])
         if not self.cross_documents:
             line, position = batch.document_starts
-            inside = position >= self.extra_tokens
-            labels[line[inside], position[inside] - self.extra_tokens] = IGNORED
+            inside = position >= extra
+            labels[line[inside], position[inside] - extra] = IGNORED
         if self.prompt_len:
             labels[:, : self.prompt_len] = IGNORED
-        for row, padding in enumerate(batch.padding):
-            if padding:
-                labels[row, -padding:] = IGNORED
-        return {"input_ids": widen(batch.tokens[:, : batch.length]), "labels": labels}
+        if any(batch.padding):
+            for row, padding in enumerate(batch.padding):
+                if padding:
+                    labels[row, -padding:] = IGNORED
+        return {"input_ids": widen(tokens[:, :length]), "labels": labels}
