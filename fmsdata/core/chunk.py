@@ -214,7 +214,8 @@ class Item:
     def tokens(self) -> Tokens:
         """The tokens, read-only: copy them before you write to them."""
         unchecked: set[Source] = set()
-        tokens = self.chunk.copies.read(0, unchecked)
+        chunk = self.chunk  # copies of its own: those of the chunk may be overwritten when its lines were read
+        tokens = TokenCopies(chunk.buffers, chunk.spans, chunk.first, chunk.dtype).read(0, unchecked)
         for source in unchecked:
             source.check()
         tokens.flags.writeable = False

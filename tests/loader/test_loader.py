@@ -242,3 +242,23 @@ def test_a_rescalable_is_a_dataset_of_samples(corpus: Path) -> None:
     items = [item.tokens.tolist() for item in islice(make(0, 1).data, 30)]
     assert [tokens[:-1] for tokens in items] == rows
     assert isinstance(loader.data, torch.utils.data.IterableDataset)
+
+
+def test_tokens_that_a_stage_keeps_are_never_overwritten(tmp_path: Path) -> None:
+    """Memory of lines that were read is used again, if it is large. What a user holds is not."""
+    rng = np.random.default_rng(0)
+    shards = [rng.integers(1, 1000, 50_000) for _ in range(60)]
+    fmsdata.write_shard(tmp_path / "web" / "a.arrow", shards, dtype=np.uint16)
+    kept: list[tuple[Any, Any]] = []
+
+    def keep(item: fmsdata.Item) -> fmsdata.Item:
+        kept.append((item.tokens, item.tokens.copy()))
+        return item
+
+    lines = fmsdata.Map(fmsdata.Pack(fmsdata.ShardReader(tmp_path / "web"), seq_len=700_001), keep)
+    data = fmsdata.Rescalable(lines, lanes=2, seed=1)
+    loader = fmsdata.StatefulDataLoader(data, batch_size=1, rank=0, world_size=1, prefetch=0)
+    batches = [(batch["input_ids"], batch["input_ids"].clone()) for batch in islice(loader, 8)]
+    assert all(torch.equal(now, then) for now, then in batches)
+    assert len(kept) >= 8
+    assert all(np.array_equal(now, then) for now, then in kept)
