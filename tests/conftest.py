@@ -1,5 +1,6 @@
 """Fixtures for the tests of every folder."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import fmsdata
 from tests.helpers import write_corpus
 from tests.servers.fault_proxy import FaultProxy
 from tests.servers.object_store import ObjectStore, Server, SwiftStore
+
+# A shell starts jobs in the background with interrupts ignored, and the programs of the tests would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,11 +14,13 @@ import numpy.typing as npt
 
 from fmsdata.core.checks import whole
 from fmsdata.core.keys import Ints
+from fmsdata.core.wording import counted
 from fmsdata.corpus.counts_csv import Count, all_counts
 from fmsdata.corpus.duplicates import document_hashes, joined, repeated
 from fmsdata.corpus.listing import UNFINISHED, all_shards, note_of_copies, note_of_skipped, shard_entries
 from fmsdata.corpus.progress import showing_progress
 from fmsdata.corpus.scan import Scanned, scan_file
+from fmsdata.corpus.text_counts import read_index
 from fmsdata.errors import FmsdataError
 from fmsdata.formats import format_of
 from fmsdata.storage.clients.base import Entry
@@ -91,6 +93,7 @@ def verify_corpus(
 class _Verification:
     def __init__(self, root: Location, vocabulary: int | None, column: str | None, duplicates: bool) -> None:
         self._root, self._vocabulary, self._column = root, vocabulary, column
+        self._uncompared = False  # whether some counts can't be read
         self._report = VerifyReport(str(root))
         self._sources: dict[str, SourceReport] = {}
         self._hashes: list[npt.NDArray[np.void]] | None = [] if duplicates else None
@@ -100,7 +103,7 @@ class _Verification:
     def run(self) -> VerifyReport:
         entries = shard_entries(self._root)
         names = [entry.name for entry in entries]
-        counts = self._counts(names)
+        counts = self._counts(entries)
         found: dict[str, Count] = {}
         with showing_progress(f"verifying {self._root.name}", sum(entry.size for entry in entries)) as progress:
             for entry in entries:
@@ -116,12 +119,37 @@ class _Verification:
         self._report.sources = [self._sources[name] for name in sorted(self._sources)]
         return self._report
 
-    def _counts(self, names: Sequence[str]) -> dict[str, Count]:
+    def _counts(self, entries: Sequence[Entry]) -> dict[str, Count]:
+        """What the counts and the index of text say of the shards. What is wrong with them is a problem."""
+        names = [entry.name for entry in entries]
         try:
-            return all_counts(self._root, names)
+            counts = all_counts(self._root, names)
         except FmsdataError as error:
+            self._uncompared = True
+            counts, errors = {}, {str(error): None}
+            for folder in sorted({name.partition("/")[0] for name in names if "/" in name}):  # the others still count
+                try:
+                    counts |= all_counts(self._root, [name for name in names if name.startswith(f"{folder}/")])
+                except FmsdataError as other:
+                    errors[str(other)] = None
+            for problem in errors:
+                self._wrong("", None, problem)
+        try:
+            index = read_index(self._root).entries
+        except FmsdataError as error:
+            self._uncompared, index = True, {}
             self._wrong("", None, str(error))
-            return {}
+        for entry in entries:
+            if (listed := index.get(entry.name)) is not None:
+                counts[entry.name] = listed.documents, listed.nbytes
+                if listed.size != entry.size:
+                    self._wrong(
+                        entry.name,
+                        None,
+                        f"the index of text lists {listed.size:,} bytes, but the file has {entry.size:,}; "
+                        "run `fmsdata index`",
+                    )
+        return counts
 
     def _wrong(self, shard: str, document: int | None, problem: str) -> None:
         self._report.problems.append(Problem(shard, document, problem.removeprefix(f"{self._root / shard}: ")))
@@ -222,7 +250,9 @@ class _Verification:
         if len(found) == len(names) and (copies := note_of_copies(self._root, names, found)):
             notes.append(copies)
         lacking = [name for name in names if name not in counts]
-        if lacking:
+        if lacking and self._uncompared:
+            notes.append(f"{counted(len(lacking), 'shard')} could not be compared with counts")
+        elif lacking:
             what = "there are no counts" if len(lacking) == len(names) else f"{len(lacking):,} shards have no counts"
             notes.append(f"{what}; run `fmsdata index {self._root}`")
         for source in self._sources.values():

@@ -255,7 +255,7 @@ def test_best_fit_packing_is_planned_and_previewed(config: Path) -> None:
     done = run("plan", config, "--json", *BESTFIT, "pack.pad=1")
     assert done.returncode == 0, done.stderr
     lines = json.loads(done.stdout)["lines"]
-    assert (lines["padded"], lines["window"]) == (True, 512)
+    assert (lines["padded"], lines["window"]) == (True, 32)
     done = run("preview", config, "--rows", "1", "--json", *BESTFIT, "pack.crop=true")
     assert done.returncode == 0, done.stderr
     (batch,) = json.loads(done.stdout)["batches"]

@@ -147,3 +147,33 @@ def test_an_unfinished_corpus_is_a_problem(corpus: Path) -> None:
 def test_a_folder_without_shards_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no shards"):
         verify_corpus(tmp_path)
+
+
+def test_a_file_that_is_not_there_does_not_hide_wrong_counts_of_others(corpus: Path) -> None:
+    counts = Path(str(write_index(corpus)))
+    wiki, web = sorted((corpus / "wiki").glob("*.arrow")), sorted((corpus / "web").glob("*.arrow"))
+    rows = counts.read_text().splitlines()
+    at = next(i for i, row in enumerate(rows) if f"web/{web[0].name}" in row)
+    rows[at] = ",".join([*rows[at].split(",")[:2], "5"])
+    counts.write_text("\n".join(rows) + "\n")
+    wiki[0].unlink()
+    report = verify_corpus(corpus)
+    found = [(problem.shard, problem.problem) for problem in report.problems]
+    assert any(f"{wiki[0].name}, but there is no such file" in problem for _, problem in found)
+    assert any(shard == f"web/{web[0].name}" and "counts say 5 tokens" in problem for shard, problem in found)
+    assert not any("there are no counts" in note for note in report.notes)
+
+
+def test_an_index_of_text_that_is_older_than_its_files_is_a_problem(tmp_path: Path) -> None:
+    path = tmp_path / "web" / "a.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"text": "one"}\n{"text": "two"}\n')
+    write_index(tmp_path)
+    assert verify_corpus(tmp_path).notes == []
+    assert problems(tmp_path) == []
+    with path.open("a") as file:
+        file.write('{"text": "three"}\n')
+    assert [(shard, problem[:27]) for shard, _, problem in problems(tmp_path)] == [
+        ("web/a.jsonl", "the index of text lists 32 "),
+        ("web/a.jsonl", "counts say 2 documents, but"),
+    ]

@@ -84,7 +84,8 @@ def _shuffled(
         for group in range(groups):
             inside = pieces[len(pieces) * group // groups : len(pieces) * (group + 1) // groups]
             total = sum(_tokens(piece, held) for *_, piece in inside)
-            count = max(1, -(-total // (settings.shard_tokens or total or 1)))
+            documents = sum(_documents(piece, held) for *_, piece in inside)  # a shard has at least one
+            count = max(1, min(documents, -(-total // (settings.shard_tokens or total or 1))))
             for i in range(count):
                 runs = [
                     Run(unit, number, piece, size * i // count, size * (i + 1) // count)
@@ -113,7 +114,8 @@ def _in_order(
         if not pieces:
             continue
         total = sum(_tokens(piece, held) for *_, piece in pieces)
-        most = settings.shard_tokens or max(total, 1)
+        documents = sum(_documents(piece, held) for *_, piece in pieces)  # a shard has at least one
+        most = max(settings.shard_tokens or total, -(-total // max(documents, 1)), 1)
         count = max(1, -(-total // most))
         for i in range(count):
             runs, before = [], 0

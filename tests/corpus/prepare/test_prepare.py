@@ -330,3 +330,13 @@ def test_the_column_is_the_field_of_the_text(tmp_path: Path) -> None:
     pq.write_table(pa.table({"body": ["three"], "text": ["four"]}), tmp_path / "in" / "b.parquet")
     prepare(tmp_path / "in", tmp_path / "out", column="body")
     assert read_corpus(tmp_path / "out") == Counter([b"one", b"three"])
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_shards_smaller_than_a_document_have_one_each(tmp_path: Path, shuffle: bool) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("".join(f"document number {i}\n" for i in range(20)))
+    prepare(tmp_path / "in", tmp_path / "out", shard_tokens=1, shuffle=shuffle)
+    shards = list((tmp_path / "out").rglob("*.arrow"))
+    assert 1 < len(shards) <= 20
+    assert read_counts(shards[0].parent).documents.sum() == 20
