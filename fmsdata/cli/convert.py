@@ -22,7 +22,7 @@ def convert(
     ] = None,
     shard_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Cut the shards of each folder anew, with so many tokens.", show_default="as it is"),
+        typer.Option(min=1, help="Tokens of a shard: the shards of each folder are cut anew.", show_default="as it is"),
     ] = None,
     column: Annotated[str | None, typer.Option(help="The column that holds the tokens.")] = None,
     storage_options: StorageOptions = None,

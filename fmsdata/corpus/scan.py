@@ -59,7 +59,7 @@ def scan_file(file: Location, entry: Entry, column: str | None = None, *, skip_b
 
 
 def scan_part(file: Location, entry: Entry, column: str | None, part: int, parts: int) -> Iterator[Scanned]:
-    """The documents of one of so many parts of a file, which together hold each document once.
+    """The documents of one of several parts of a file, which together hold each document once.
 
     Files of lines are cut by bytes: numbers of documents and lines then count from the start of the
     part, see `line_before`. Other files are cut by documents. Compressed lines have only one part.

@@ -25,7 +25,7 @@ class Pass:
         self._table = keyed_order(rows, key) if key is not None and 0 < rows <= SMALL else None
         self._permutation = Permutation(rows, key) if key is not None and rows > SMALL else None
         self._gaps = np.sort(self._places_of(excluded))
-        # A row is past so many gaps as have at most that many rows before them.
+        # The number of gaps before a row is that of gaps with at most as many rows before them.
         self._rows_before_gaps = self._gaps - np.arange(len(self._gaps))
         self.size = rows - len(excluded)
 

@@ -3,7 +3,7 @@
 A worker of a stream reads some of the rank's lanes. For each request, a number of batches, it works
 out alone which samples of that round belong to its lanes, reads their lines and replies. A worker of
 map-style rows (`fmsdata/loader/row_workers.py`) is sent the ids of its rows. Both end when they are
-told to, when the pipe is closed, or when the trainer is gone.
+asked to, when the pipe is closed, or when the trainer is gone.
 """
 
 import os
@@ -209,7 +209,7 @@ class RoundReader:
             self._failure = WorkerFailure.of(error)
 
     def read(self, request: int) -> ReplySize:
-        """Read the lines of the next round of so many batches, as far as possible.
+        """Read the lines of the next round, of this number of batches, as far as possible.
 
         After a failure nothing more is read.
         """

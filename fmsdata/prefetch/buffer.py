@@ -27,7 +27,7 @@ from fmsdata.prefetch.whole_sources import WholeSources
 from fmsdata.storage.settings import Storage
 from fmsdata.storage.stats import StorageStats
 
-DECODED = 2  # what is decoded of remote text may take another part of the budget: one in so many bytes
+DECODED = 2  # what is decoded of remote text may take this fraction of the budget in addition: 1 / DECODED
 
 
 class PrefetchBuffer:
