@@ -28,6 +28,17 @@ def key_of(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(ascii(parts).encode(), digest_size=8).digest(), "little")
 
 
+def keys_of(parts: tuple[int | str, ...], numbers: Ints) -> Keys:
+    """`key_of(*parts, number)` for each of these numbers.
+
+    >>> keys_of((42, "web"), np.array([7])).tolist() == [key_of(42, "web", 7)]
+    True
+    """
+    before = ascii((*parts, 0)).removesuffix("0)").encode()
+    digests = [hashlib.blake2b(before + b"%d)" % number, digest_size=8).digest() for number in numbers.tolist()]
+    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+
+
 def mix(x: int) -> int:
     """The splitmix64 finalizer, a bijection.
 

@@ -6,21 +6,27 @@ read ahead do not count.
 """
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
-from fmsdata.core.chunk import Chunk
+from fmsdata.core.chunk import Chunk, Row
 from fmsdata.loader.device import DeviceCopy, replaced
 from fmsdata.loader.patience import stack_of
 from fmsdata.planning.schedule import Turns
 from fmsdata.run.lanes import Lanes
 from fmsdata.run.positions import Milestone
 from fmsdata.storage.stats import StorageStats
-from fmsdata.tasks.batch import Batch, collect
+from fmsdata.tasks.batch import Batch, collect, collect_all
 from fmsdata.tasks.collate import Collate
+
+# Batches are read together up to this many bytes of tokens, if each takes no longer than this.
+ROUND_BYTES, ROUND_SECONDS = 1 << 19, 0.0005
 
 
 class LineBatch(NamedTuple):
@@ -84,16 +90,56 @@ class LocalBatchSource:
         self._filler = filler  # the line that fills up the last batches of a finite pass
         self._batch_size, self._extra_tokens = batch_size, extra_tokens
         self._thread: int | None = None  # that reads
+        self._round = 1  # batches that are read together
+        self._read: deque[LineBatch] = deque()
+        self._failure: Exception | None = None  # after the batches that were read
 
     pids: ClassVar[list[int]] = []
 
     def next(self) -> LineBatch:
         self._thread = threading.get_ident()
-        samples = self._turns.take(self._batch_size)
-        rows, passed = self._lanes.take(samples)
-        if self._filler is not None:
-            rows += [(self._filler, 0)] * (self._batch_size - len(rows))
-        return LineBatch(collect(rows, self._extra_tokens), samples, passed)
+        if not self._read:
+            self._read_round()
+        return self._read.popleft()
+
+    def _read_round(self) -> None:
+        """Read some batches. Their tokens are copied together, which costs less."""
+        began, round = time.perf_counter(), self._round
+        if self._failure is not None:
+            raise self._failure
+        taken: list[tuple[list[Row], list[int], list[Milestone]]] = []
+        try:
+            for _ in range(round):
+                samples = self._turns.take(self._batch_size)
+                rows, passed = self._lanes.take(samples)
+                if self._filler is not None:
+                    rows += [(self._filler, 0)] * (self._batch_size - len(rows))
+                taken.append((rows, samples, passed))
+        except Exception as error:
+            if not taken:
+                raise
+            self._failure = error
+        try:
+            batches = collect_all([rows for rows, _, _ in taken], self._extra_tokens)
+        except Exception as error:
+            if len(taken) == 1:
+                raise
+            self._failure, batches = error, self._collect_some([rows for rows, _, _ in taken])
+        self._read += [LineBatch(batch, *read[1:]) for batch, read in zip(batches, taken, strict=False)]
+        self._round = self._next_round(batches[0], (time.perf_counter() - began) / round)
+
+    def _next_round(self, batch: Batch, seconds: float) -> int:
+        """How many batches to read together, when one of them took this long."""
+        if seconds > ROUND_SECONDS:
+            return 1
+        return min(2 * self._round, max(1, ROUND_BYTES // batch.tokens.nbytes))
+
+    def _collect_some(self, batches: list[list[Row]]) -> list[Batch]:
+        """The batches before the first that can't be made."""
+        made: list[Batch] = []
+        with suppress(Exception):
+            made.extend(collect(rows, self._extra_tokens) for rows in batches)
+        return made
 
     def check(self) -> None:
         pass
