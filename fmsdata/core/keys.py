@@ -82,6 +82,15 @@ def keyed_order(n: int, key: int) -> Ints:
     return np.argsort(mix_array(np.arange(n, dtype=np.uint64) ^ np.uint64(mix(key))))
 
 
+def keyed_orders(n: int, keys: Keys) -> Ints:
+    """`keyed_order` for each of these keys, in rows.
+
+    >>> keyed_orders(5, np.array([1], np.uint64)).tolist() == [keyed_order(5, 1).tolist()]
+    True
+    """
+    return np.argsort(mix_array(np.arange(n, dtype=np.uint64) ^ mix_array(keys)[:, None]))
+
+
 def offsets(counts: Ints | npt.NDArray[np.bool_]) -> Ints:
     """0, and the running sum of the counts."""
     out = np.zeros(len(counts) + 1, np.int64)

@@ -135,6 +135,9 @@ class ShardReader(Stage):
     def holds_text(self) -> bool:
         return self.counts.text
 
+    def only_plans(self) -> bool:
+        return self.path.local is not None and not self.counts.text
+
     def ends(self) -> bool:
         return self.max_epochs is not None
 
