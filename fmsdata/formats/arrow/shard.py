@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from fmsdata.core.blocks import Block
@@ -27,6 +28,7 @@ from fmsdata.formats.base import Decoded, InMemory, Keep, ShardBytes, keep_nothi
 from fmsdata.formats.damage import Guarded, Truncated
 
 KEPT_BYTES = 1 << 18  # of list offsets, for each shard
+ROW_BYTES = 12  # of a table of all documents, for each of them
 
 
 class Batches:
@@ -48,6 +50,7 @@ class Batches:
         self.keep: Keep = keep_nothing
         self._kept: dict[int, Ints] = {}  # list offsets, by the place of their table
         self._room = KEPT_BYTES
+        self._table: tuple[Ints, npt.NDArray[np.signedinteger[Any]]] | None = None  # of all documents: start, length
         self.whole = data.tokens(column.dtype)
         self._first_row: Sequence[int] = range(len(messages) + 1)
         self.known_tokens: int | None = None if len(messages) else 0
@@ -104,18 +107,28 @@ class Batches:
                 nodes, buffers = self._read_metadata(documents)
                 plain = self._column.are_plain(nodes, self._shape).all()
                 return self._column.documents(nodes, buffers) if plain else None
-            begin = bisect_right(self._first_row, documents[0]) - 1
-            end = bisect_right(self._first_row, documents[-1])
-            if end == begin + 1:
-                return self._locate_rows(begin, documents) if self._plain[begin] else None
-            cuts = np.searchsorted(documents, self._first_row[begin : end + 1]).tolist()
-            parts = [
-                self._locate_rows(batch, documents[low:high])
-                for batch, (low, high) in enumerate(pairwise(cuts), begin)
-                if low < high
-            ]
-            start, length = zip(*parts, strict=True)
-            return np.concatenate(start), np.concatenate(length)
+            if not self.plain:
+                return None
+            if self._table is None and self.documents * ROW_BYTES <= KEPT_BYTES:
+                start, length = self._locate_lists(np.arange(self.documents))
+                narrow = np.int32 if length.max() < 1 << 31 else np.int64
+                self._table = start, length.astype(narrow)
+            if self._table is None:
+                return self._locate_lists(documents)
+            return self._table[0].take(documents), self._table[1].take(documents).astype(np.int64)
+
+    def _locate_lists(self, documents: Ints) -> tuple[Ints, Ints]:
+        """The same for documents that are rows of lists."""
+        begin = bisect_right(self._first_row, documents[0]) - 1
+        end = bisect_right(self._first_row, documents[-1])
+        cuts = np.searchsorted(documents, self._first_row[begin : end + 1]).tolist()
+        parts = [
+            self._locate_rows(batch, documents[low:high])
+            for batch, (low, high) in enumerate(pairwise(cuts), begin)
+            if low < high
+        ]
+        start, length = zip(*parts, strict=True)
+        return np.concatenate(start), np.concatenate(length)
 
     def _locate_rows(self, batch: int, documents: Ints) -> tuple[Ints, Ints]:
         """The same for documents of a record batch of lists."""
