@@ -25,8 +25,8 @@ from fmsdata.storage.stats import StorageStats
 from fmsdata.tasks.batch import Batch, collect, collect_all
 from fmsdata.tasks.collate import Collate
 
-# Batches are read together up to this many bytes of tokens, if each takes no longer than this.
-ROUND_BYTES, ROUND_SECONDS = 1 << 19, 0.0005
+# So many batches are read together, up to this many bytes of tokens, and if it takes no longer than this.
+ROUND, ROUND_BYTES, ROUND_SECONDS = 8, 1 << 19, 0.001
 
 
 class LineBatch(NamedTuple):
@@ -126,13 +126,9 @@ class LocalBatchSource:
                 raise
             self._failure, batches = error, self._collect_some([rows for rows, _, _ in taken])
         self._read += [LineBatch(batch, *read[1:]) for batch, read in zip(batches, taken, strict=False)]
-        self._round = self._next_round(batches[0], (time.perf_counter() - began) / round)
-
-    def _next_round(self, batch: Batch, seconds: float) -> int:
-        """How many batches to read together, when one of them took this long."""
-        if seconds > ROUND_SECONDS:
-            return 1
-        return min(2 * self._round, max(1, ROUND_BYTES // batch.tokens.nbytes))
+        slow = time.perf_counter() - began > ROUND_SECONDS / 2
+        most = max(1, min(ROUND, ROUND_BYTES // batches[0].tokens.nbytes))
+        self._round = max(1, round // 2) if slow else min(2 * round, most)
 
     def _collect_some(self, batches: list[list[Row]]) -> list[Batch]:
         """The batches before the first that can't be made."""

@@ -5,13 +5,14 @@ of its items were taken.
 """
 
 import copy
+from contextlib import suppress
 from typing import Literal
 
 import numpy as np
 
 from fmsdata.core.checks import whole
 from fmsdata.core.chunk import Chunk
-from fmsdata.core.iterator import Cursor, StageIterator
+from fmsdata.core.iterator import Cursor, Exhausted, StageIterator
 from fmsdata.core.keys import Ints, key_of, keyed_order, keyed_orders, keys_of
 from fmsdata.core.lane import Lane
 from fmsdata.core.stage import Stage, endless, tokens_only
@@ -140,7 +141,24 @@ class _ShuffleIterator(StageIterator):
             self._number, self._skip = self._number + 1, self._skip - self._size
         self._anchor = self._below.state()
         self._after: State | None = None  # the state below at the end of the chunk, once it was asked for
+        self._ahead: list[Chunk] = []  # of the next window, which is larger than what is read at once
+        self._taken_ahead = 0
+        self._failed: Exception | None = None
         self._read = False
+
+    def advance(self, items: int) -> None:
+        size = self._sizes[-1]
+        items = min(items, size - self._taken_ahead)
+        if not self._read or not self._most or size <= self._most or items <= 0 or self._failed is not None:
+            return
+        self._state_after()
+        try:
+            self._ahead.append(self._below.take(items).compact())
+            self._taken_ahead += len(self._ahead[-1])
+        except Exhausted:
+            pass
+        except Exception as error:
+            self._failed = error
 
     def read(self) -> Chunk:
         if self._read:
@@ -150,11 +168,24 @@ class _ShuffleIterator(StageIterator):
             size = self._size_of(self._number)
             self._windows = max(1, min(2 * self._windows, self._most // size))
             self._size = self._windows * size
-        chunk = self._below.take(self._size)
+        if self._failed is not None:
+            raise self._failed
+        chunk = self._take()
         self._read, self._size = True, len(chunk)
         if self._skip >= self._size:
             raise StateError(f"'taken' is {self._skip}, but the window has only {self._size} items")
         return chunk.take(self._order()[self._skip :])
+
+    def _take(self) -> Chunk:
+        """The items of the next chunk, some of which may have been taken before."""
+        ahead, left = self._ahead, self._size - self._taken_ahead
+        self._ahead, self._taken_ahead = [], 0
+        if not ahead:
+            return self._below.take(self._size)
+        if left:
+            with suppress(Exhausted):
+                ahead.append(self._below.take(left))
+        return Chunk.join(ahead)
 
     def _order(self) -> Ints:
         """The order of the items of the chunk."""
