@@ -51,6 +51,10 @@ class BatchSource(Protocol):
 
     def next(self) -> LineBatch: ...
 
+    @property
+    def buffered(self) -> int:
+        """How many batches were read already, so that `next` returns them at once."""
+
     def check(self) -> None:
         """Raise if no further batch can come. May be called from another thread."""
 
@@ -95,6 +99,10 @@ class LocalBatchSource:
         self._failure: Exception | None = None  # after the batches that were read
 
     pids: ClassVar[list[int]] = []
+
+    @property
+    def buffered(self) -> int:
+        return len(self._read)
 
     def next(self) -> LineBatch:
         self._thread = threading.get_ident()

@@ -20,6 +20,7 @@ from fmsdata.core.memory import Source
 from fmsdata.core.spans import BEGINS, BUFFER, DOCUMENT, LENGTH, PADDING, POSITION, TAIL, Span
 from fmsdata.core.tokens import Tokens
 from fmsdata.errors import ConfigError, StageError
+from fmsdata.tasks.buffers import buffers
 
 
 class DocumentSpans(NamedTuple):
@@ -162,7 +163,9 @@ class Batch:
 
 def widen(tokens: npt.NDArray[Any]) -> torch.Tensor:
     """A copy of the tokens as an int64 tensor."""
-    return torch.from_numpy(tokens.astype(np.int64, order="C"))
+    copied = buffers().get(tokens.shape)
+    np.copyto(copied, tokens, casting="unsafe")
+    return torch.from_numpy(copied)
 
 
 def _document_ids(batch: Batch) -> torch.Tensor:
