@@ -6,6 +6,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,25 @@ def test_all_loaders_of_a_process_share_a_fork_server_and_a_dead_one_is_replaced
     third = maker(corpus, loader__num_workers=1)(0, 1)
     assert read(third) == expected
     third.close()
+
+
+@pytest.mark.filterwarnings("ignore:the same line iterates over an endless loader again")
+@pytest.mark.parametrize("options", [{"loader__prefetch": 0}, {}, {"loader__num_workers": 1}], ids=str)
+def test_threads_that_share_a_loader_get_each_batch_once(corpus: Path, options: dict[str, Any]) -> None:
+    expected = [batch["input_ids"].tolist() for batch in islice(maker(corpus)(0, 1), 80)]
+    loader = maker(corpus, **options)(0, 1)
+    seen: list[Any] = []
+
+    def consume(batches: int) -> None:
+        seen.extend(next(loader)["input_ids"].tolist() for _ in range(batches // 2))
+        seen.extend(batch["input_ids"].tolist() for batch in islice(loader, batches // 2))
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(consume, batches) for batches in (10, 16, 24, 30)]:
+            done.result(60)
+    assert sorted(seen) == sorted(expected)
+    assert loader.state_dict()["step"] == 80
+    loader.close()
 
 
 def test_workers_see_the_environment_and_folder_of_the_moment_they_start(
