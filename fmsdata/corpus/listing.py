@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from fmsdata.core.limits import describe_os_error
 from fmsdata.core.wording import counted
 from fmsdata.corpus.selection import Files, has_patterns, select
 from fmsdata.errors import DataError, DeniedError, MissingError
@@ -124,7 +125,7 @@ def shard_entries(folder: Location) -> list[Entry]:
         try:
             entries.append(file_entry(folder.local, name))
         except OSError as error:
-            raise DataError(f"{folder / name}: cannot be read: {error.strerror}") from None
+            raise DataError(f"{folder / name}: cannot be read: {describe_os_error(error)}") from None
     return entries
 
 

@@ -31,6 +31,7 @@ from fmsdata.loader.pass_end import PassEnd, checked_evaluation, mark_padding
 from fmsdata.loader.patience import StallLimits
 from fmsdata.loader.read_ahead import OnDemand, ReadAhead
 from fmsdata.loader.saving import Saving
+from fmsdata.loader.turns import Turns
 from fmsdata.loader.worker_batches import WorkerBatchSource
 from fmsdata.loader.worker_pool import DEFAULT_METHOD
 from fmsdata.planning.schedule import Segment, continued
@@ -158,6 +159,7 @@ class StatefulDataLoader:
             ForkServer.shared()  # it imports what workers need while the trainer prepares other things
         self._engine: ReadAhead | OnDemand | None = None  # makes the batches
         self._engine_process = os.getpid()
+        self._turns = Turns()
         self._fetched = StorageStats()  # by engines that have ended
         self.steps = None if steps is None else whole("steps", steps, least=1)
         self._ends = Ends(self.steps)
@@ -199,8 +201,12 @@ class StatefulDataLoader:
             try:
                 if self.ended:
                     self._warn_that_pass_is_over()
-                while not self._at_end():
-                    yield self._next_batch()
+                while True:
+                    with self._turns.mine():
+                        if self._at_end():
+                            break
+                        batch = self._next_batch()
+                    yield batch
                     if iteration != self._iteration:
                         raise ConfigError(
                             "another evaluation with this loader has begun, from the top; end one before the next "
@@ -220,11 +226,12 @@ class StatefulDataLoader:
                 "on_sigterm saves while an iteration over the loader runs, and next(loader) is none; "
                 "create one with batches = iter(loader), and call next(batches)"
             )
-        if self._at_end():
-            if self.evaluation and self.ended:
-                self._from_the_top()
-            raise StopIteration
-        return self._next_batch()
+        with self._turns.mine():
+            if self._at_end():
+                if self.evaluation and self.ended:
+                    self._from_the_top()
+                raise StopIteration
+            return self._next_batch()
 
     def __len__(self) -> int:
         """The steps of a finite pass from its start to its end, or `steps`, if that is less."""

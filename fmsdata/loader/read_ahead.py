@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from fmsdata.core.fork_gate import ForkGate
+from fmsdata.core.limits import start_thread
 from fmsdata.errors import FmsdataError
 from fmsdata.loader.batches import BatchFinisher, BatchSource, FinishedBatch
 from fmsdata.loader.patience import Patience, StallLimits, Watcher, stack_of
@@ -75,7 +76,7 @@ class ReadAhead:
         self._thread = threading.Thread(
             target=self._run, args=(open_source, finish), name="fmsdata-read-ahead", daemon=True
         )
-        self._thread.start()
+        start_thread(self._thread)
         _RUNNING.add(self)
         _THREADS.add(self._thread)
 

@@ -23,6 +23,7 @@ from fmsdata.loader.patience import StallLimits, Watcher
 from fmsdata.loader.row_reader import RowIds, RowRecipe, RowRequest, field_names
 from fmsdata.loader.row_workers import LocalRows, ReadBatch, RowSource, WorkerRows
 from fmsdata.loader.saving import Saving
+from fmsdata.loader.turns import Turns
 from fmsdata.loader.worker_pool import DEFAULT_METHOD
 
 PREFETCH_FACTOR = 2  # batches that a worker reads ahead
@@ -80,6 +81,7 @@ class RowLoader(StatefulDataLoader):
             ForkServer.shared()  # it imports what workers need while the trainer prepares other things
         self._source: RowSource | None = None
         self._process = os.getpid()
+        self._turns = Turns()
         self._planned: Cursor | None = None  # the sampler's, if the source continues from there
         self._last: PlannedBatch | None = None
         self._saving = Saving(None, sampler.ranks)
@@ -115,8 +117,9 @@ class RowLoader(StatefulDataLoader):
 
     def __next__(self) -> Any:
         """The next batch, of the next epoch if this one has ended."""
-        self._begin_epoch()
-        batch = self._next_rows()
+        with self._turns.mine():
+            self._begin_epoch()
+            batch = self._next_rows()
         if batch is None:  # only after set_epoch
             raise StopIteration
         return batch.batch
@@ -135,6 +138,10 @@ class RowLoader(StatefulDataLoader):
 
     def _next_rows(self) -> ReadBatch | None:
         """The next batch of the epoch; None at its end. If anything goes wrong, the position does not change."""
+        with self._turns.mine():
+            return self._read_rows()
+
+    def _read_rows(self) -> ReadBatch | None:
         try:
             if self._process != os.getpid():  # a fork has no workers
                 self._source, self._process = None, os.getpid()
