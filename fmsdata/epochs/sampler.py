@@ -16,14 +16,10 @@ from fmsdata.core.checks import flag, whole
 from fmsdata.core.state import State
 from fmsdata.epochs.cursor import Change, Cursor, Layout, PlannedBatch
 from fmsdata.epochs.exclusions import Exclusions, checked_ids
-from fmsdata.epochs.fine_tuning import FineTuningRows
 from fmsdata.epochs.fingerprint import fingerprint
-from fmsdata.epochs.line_order import NEXT_EPOCH, NO_TOKENS, LineOrders
-from fmsdata.epochs.lines import Packing
-from fmsdata.epochs.mixed_order import MixedOrders
-from fmsdata.epochs.mixture import RowMixture
-from fmsdata.epochs.order import OrderRecipe, RowOrders
+from fmsdata.epochs.line_order import NEXT_EPOCH, NO_TOKENS
 from fmsdata.epochs.rows import length
+from fmsdata.epochs.sampler_orders import checked_batch, checked_tokens, orders_of
 from fmsdata.epochs.sampler_state import NextEpoch, Saved, moved, pack, unpack
 from fmsdata.errors import ConfigError, FmsdataWarning
 from fmsdata.run.gather import agreed
@@ -75,27 +71,17 @@ class EpochSampler:
             raise ConfigError(
                 f"rank is {self.rank} of world size {self.world_size}; it must be from 0 to world size - 1"
             )
-        self.max_tokens = None if max_tokens is None else _checked_tokens(max_tokens, rows)
+        self.max_tokens = None if max_tokens is None else checked_tokens(max_tokens, rows)
         if global_batch is None:
             if self.max_tokens is None:
                 raise ConfigError("global_batch is missing: the rows of a step on all ranks together")
             global_batch = self.world_size
-        self.global_batch = _checked_batch(whole("global_batch", global_batch, least=1), self.world_size)
+        self.global_batch = checked_batch(whole("global_batch", global_batch, least=1), self.world_size)
         self.layout = Layout(self.global_batch, self.drop_last, self.rank, self.world_size)
         if not isinstance(fingerprint, str | bool):
             raise ConfigError(f"fingerprint is {fingerprint!r}; it must be a text that names the rows, or False")
         self._named = fingerprint
-        packed = isinstance(rows, FineTuningRows)
-        self._mixture = rows.mixture if packed else rows if isinstance(rows, RowMixture) else None
-        self._orders: OrderRecipe = (
-            RowOrders(self._size, self.seed, self.shuffle)
-            if self._mixture is None
-            else MixedOrders(self._mixture, self.seed, self.shuffle)
-        )
-        self.packing = Packing(rows.mode, rows.seq_len, self.max_tokens) if packed else None
-        if self.packing is not None:
-            once = self._mixture is None or not self._mixture.has_fixed_size
-            self._orders = LineOrders(self._orders, rows, self.packing, each_row_once=once)
+        self._orders, self._mixture, self.packing = orders_of(rows, self.seed, self.shuffle, self.max_tokens)
         weights = None if self._mixture is None else self._mixture.weights
         self._next = NextEpoch(Exclusions.none(), None)
         self.cursor = Cursor(0, 0, self._orders.first(0, self._next.excluded, weights))
@@ -360,27 +346,3 @@ class EpochSampler:
         if saved.global_batch != self.global_batch:
             cursor = cursor.recut(self.layout._replace(global_batch=saved.global_batch))
         self.cursor, self._next, self._named_epoch = cursor, saved.next, False
-
-
-def _checked_tokens(max_tokens: Any, rows: Any) -> int:
-    if not isinstance(rows, FineTuningRows):
-        raise ConfigError(
-            f"max_tokens is for FineTuningRows, and the rows are a {type(rows).__name__}; use global_batch"
-        )
-    if whole("max_tokens", max_tokens) < rows.seq_len:
-        raise ConfigError(
-            f"max_tokens is {max_tokens}, but a row may have {rows.seq_len} tokens (seq_len); use at least that, or a "
-            "smaller seq_len"
-        )
-    return whole("max_tokens", max_tokens)
-
-
-def _checked_batch(global_batch: int, world_size: int) -> int:
-    if global_batch % world_size:
-        why = "some ranks would have no rows" if global_batch < world_size else "it does not divide"
-        least = -(-global_batch // world_size) * world_size
-        raise ConfigError(
-            f"global_batch is {global_batch} and world size {world_size}: {why}; use a multiple of the world size, "
-            f"such as {least}"
-        )
-    return global_batch
