@@ -41,6 +41,10 @@ class EpochSampler:
     >>> len(list(sampler)), len(sampler)
     (2, 2)
 
+    Samples of `FineTuningRows` are packed lines, and `global_batch` counts lines. With `max_tokens`,
+    a sample is a batch of at most that many tokens, and `global_batch`, by default the world size,
+    counts batches.
+
     With a `StatefulDataLoader` its position is that of the last batch handed out. In a loader of
     another library it yields the ids of rows, like a `DistributedSampler`, and its position is that
     of the last id that the library took, perhaps ahead of the trainer.

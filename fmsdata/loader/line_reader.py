@@ -24,7 +24,7 @@ from fmsdata.loader.row_reader import FIELDS, RowRequest
 from fmsdata.tasks.batch import OUTPUTS, Batch
 
 ALWAYS = ("document_ids", "position_ids")  # outputs that every batch has
-ON_REQUEST = (*ALWAYS, "cu_seqlens", "max_seqlen", "label_document_ids")
+ON_REQUEST = (*ALWAYS, "cu_seqlens", "max_seqlen")
 LEAST = 2  # tokens of a batch that only fills up
 
 
