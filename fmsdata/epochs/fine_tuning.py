@@ -21,7 +21,7 @@ from fmsdata.core.state import State
 from fmsdata.core.wording import counted, few
 from fmsdata.corpus.tokenizer import open_tokenizer
 from fmsdata.epochs.chat import Chat
-from fmsdata.epochs.encoded import Encoder, PromptResponse
+from fmsdata.epochs.encoded import LARGEST, Encoder, PromptResponse
 from fmsdata.epochs.mixture import RowMixture
 from fmsdata.epochs.rows import length
 from fmsdata.epochs.token_table import TokenTable
@@ -105,7 +105,7 @@ class FineTuningRows:
             open_tokenizer(tokenizer),
             None if prompt is None else _name("prompt", prompt),
             _name("response", response),
-            bos=token("bos", bos),
+            bos=_checked_token("bos", bos),
             eos=_eos(eos, tokenizer),
         )
 
@@ -264,11 +264,18 @@ def _refuse_for_chats(**given: Any) -> None:
 
 def _eos(eos: Any, tokenizer: Any) -> int | None:
     if eos != "auto":
-        return token("eos", eos)
+        return _checked_token("eos", eos)
     found = getattr(tokenizer, "eos_token_id", None)
     if found is None:
         raise ConfigError(
             "eos is missing: give the id of the token that ends a response, so that the model learns to stop, or "
             "eos=None for none (only a tokenizer of transformers says which it is)"
         )
-    return whole("eos", found)
+    return _checked_token("eos", found)
+
+
+def _checked_token(name: str, value: Any) -> int | None:
+    checked = token(name, value)
+    if checked is not None and checked > LARGEST:
+        raise ConfigError(f"{name} is {value}; token ids go up to {LARGEST}")
+    return checked

@@ -93,6 +93,7 @@ def test_a_wrong_row_is_named(row: Any, message: str) -> None:
         ({"response": None}, "response is None; it must be the name of a field"),
         ({"chat_template": "x"}, "name the field that holds them with messages="),
         ({"pad": -1}, "pad is -1"),
+        ({"eos": 2**31}, "eos is 2147483648; token ids go up to 2147483647"),
         ({"shift": 1}, "shift is 1; it must be true or false"),
         ({"messages": "m"}, "eos is given with messages: the chat template decides"),
         ({"messages": "m", "eos": "auto"}, "tokenizer is 'bytes'; messages= needs a tokenizer with a chat template"),
