@@ -200,12 +200,13 @@ class EpochSampler:
 
     def _go_to(self, epoch: int) -> None:
         weights = self._next_weights()
-        self._check_batches(self._next.excluded, weights)
         if epoch == self.epoch + 1:  # as a loop goes on: the sources of a mixture continue
-            self.cursor = self.cursor.next_epoch(self.layout, self._next.excluded, weights)
+            cursor = self.cursor.next_epoch(self.layout, self._next.excluded, weights)
         else:
             order = self._orders.first(epoch, self._next.excluded, weights)
-            self.cursor = Cursor(epoch, 0, order, step=self.step, changes=self.cursor.changes)
+            cursor = Cursor(epoch, 0, order, step=self.step, changes=self.cursor.changes)
+        self._check_batches(self._next.excluded, weights, cursor)
+        self.cursor = cursor
         self._next = NextEpoch(self._next.excluded, None)
 
     def set_skip(self, batches: int) -> None:
@@ -336,7 +337,7 @@ class EpochSampler:
         """What is known of the rows, to compare a state with: see `fmsdata.epochs.fingerprint`."""
         described = fingerprint(self.rows, self._named)
         if self.packing is not None:
-            described["settings"]["max_tokens"] = self.max_tokens
+            described["settings"] |= {"max_tokens": self.max_tokens, "tokens": self.rows.table.described}
         return {"rows": described, "weights": None if self._mixture is None else self._mixture.weights}
 
     def load_state_dict(self, state: State | Sequence[State]) -> None:
