@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fmsdata.core.checks import flag, whole
 from fmsdata.core.state import State
+from fmsdata.core.wording import counted
 from fmsdata.epochs.cursor import Change, Cursor, Layout, PlannedBatch
 from fmsdata.epochs.exclusions import Exclusions, checked_ids
 from fmsdata.epochs.fingerprint import fingerprint
@@ -306,8 +307,8 @@ class EpochSampler:
         if self.drop_last and size < self.global_batch:
             left = f"{size} of {self._size} rows are not excluded" if len(excluded) else f"there are {size} rows"
             if self.packing is not None:
-                what = "lines" if self.max_tokens is None else f"batches of {self.max_tokens} tokens"
-                left = f"the rows that are left fill {size} {what}"
+                what = "" if self.max_tokens is None else f" of max_tokens={self.max_tokens}"
+                left = f"the rows that are left fill {counted(size, 'line')}{what}"
             raise ConfigError(
                 f"global_batch is {self.global_batch}, but {left}: with drop_last=True an epoch would have no batches; "
                 "use a smaller global_batch, or drop_last=False, which fills up with marked rows"

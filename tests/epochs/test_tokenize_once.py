@@ -230,7 +230,7 @@ def test_what_goes_wrong_on_the_way_is_named_and_leaves_nothing(
 ) -> None:
     class Failing(Counted):
         def encode_batch(self, texts: list[str]) -> list[list[int]]:
-            raise ZeroDivisionError
+            raise ZeroDivisionError(len(texts))
 
     with pytest.raises(ZeroDivisionError) as failed:
         made(ROWS, Failing(), cache=tmp_path).table  # noqa: B018
