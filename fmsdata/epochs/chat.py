@@ -87,7 +87,12 @@ class Chat:
 
     def _apply_marked(self, chats: list[Any]) -> Any:
         return self._tokenizer.apply_chat_template(
-            chats, chat_template=self._template, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+            chats,
+            chat_template=self._template,
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            tokenizer_kwargs={"verbose": False},
         )
 
     def _encode_by_prefixes(self, chats: list[Any], first: int) -> Encoded:
@@ -106,7 +111,7 @@ class Chat:
                     turns.append(_Turn(row - first, at, len(texts), until))
                     texts.append(self._render(row, chat[:at], add_generation_prompt=True) if at else "")
         found = self._tokenizer(
-            texts, add_special_tokens=False, padding=False, truncation=False, return_attention_mask=False
+            texts, add_special_tokens=False, padding=False, truncation=False, return_attention_mask=False, verbose=False
         )["input_ids"]
         runs: list[list[int]] = [[] for _ in chats]
         for turn in turns:
@@ -161,7 +166,10 @@ def _with_template(tokenizer: Any) -> Any:
             library = import_module("transformers")
         except ImportError:
             raise ConfigError("chat templates need the package transformers: pip install transformers") from None
-        tokenizer = library.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        try:
+            tokenizer = library.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"tokenizer {path}: {error}; {NO_TEMPLATE}") from None
     if not callable(getattr(tokenizer, "apply_chat_template", None)):
         raise ConfigError(f"tokenizer is a {type(tokenizer).__name__}; {NO_TEMPLATE}")
     return tokenizer

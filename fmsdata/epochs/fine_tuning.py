@@ -164,22 +164,23 @@ class FineTuningRows:
     @cached_property
     def kept(self) -> npt.NDArray[np.bool_]:
         """The rows that are read: those that are not dropped, and that have a label."""
-        too_long = self._too_long
-        has_labels = self.trained(np.arange(self._size), np.zeros(self._size, np.int64), self.lengths) > 0
-        kept = has_labels.copy()
+        _ = self._too_long  # which may be an error
+        kept = np.ones(self._size, bool)
         if self.oversized == "drop":
-            kept[too_long] = False
-        untrained = self._size - int(np.count_nonzero(has_labels))
+            kept[self._too_long] = False
+        labels = self.trained(np.arange(self._size), np.zeros(self._size, np.int64), self.lengths)
+        untrained = np.flatnonzero(kept & (labels == 0))
+        kept[untrained] = False
         if not kept.any():
             raise DataError(
-                f"none of the {counted(self._size, 'row')} is left: {len(too_long):,} have more tokens than seq_len "
-                f"({self.seq_len:,}), and {untrained:,} have no token to train on; use a larger seq_len"
-                + (", or oversized='truncate'" if self.oversized == "drop" and len(too_long) else "")
+                f"none of the {counted(self._size, 'row')} is left: {self.dropped:,} have more tokens than seq_len "
+                f"({self.seq_len:,}) and are dropped, and {len(untrained):,} have no token to train on; use a larger "
+                "seq_len" + (", or oversized='truncate'" if self.dropped else "")
             )
-        if untrained:
+        if len(untrained):
             log.warning(
                 "%d of %d rows have no token to train on, and are left out: rows %s",
-                *(untrained, self._size, few(np.flatnonzero(~has_labels).tolist(), 5)),
+                *(len(untrained), self._size, few(untrained.tolist(), 5)),
             )
         return kept
 

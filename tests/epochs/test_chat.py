@@ -135,7 +135,8 @@ def test_fields_without_a_value_are_as_if_they_were_not_there() -> None:
 def test_a_tokenizer_without_a_template_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the tokenizer has no chat template; give one with chat_template="):
         made([CHAT], None)
-    for other in (tokenizer().backend_tokenizer, str(tmp_path / "nothing")):
+    (tmp_path / "empty").mkdir()
+    for other in (tokenizer().backend_tokenizer, str(tmp_path / "nothing"), tmp_path / "empty"):
         with pytest.raises(ConfigError, match="messages= needs a tokenizer with a chat template"):
             fmsdata.FineTuningRows([{"messages": CHAT}], other, seq_len=64, messages="messages")
     tokenizer().save_pretrained(tmp_path)

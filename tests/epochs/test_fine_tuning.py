@@ -347,6 +347,7 @@ def test_an_epoch_is_planned_once_and_only_when_it_is_needed(monkeypatch: pytest
     sampler.exclude([3])
     assert not planned
     state = loader.state_dict()
+    assert len(json.dumps(state)) < 2048
     list(loader)
     loader.load_state_dict(state)
     list(loader)
@@ -418,8 +419,12 @@ def test_what_needs_lines_is_refused_without_them_and_the_reverse() -> None:
         fmsdata.StatefulDataLoader(shape, sampler=sampler, batch_size=2, collate_fn=list)
     with pytest.raises(ConfigError, match="different FineTuningRows"):
         fmsdata.StatefulDataLoader(made([(2, 3)] * 30), sampler=sampler, batch_size=2)
-    with pytest.raises(ConfigError, match="unknown output 'provenance'"):
+    with pytest.raises(
+        ConfigError, match="output 'provenance' is for streams; batches of FineTuningRows can hold document_ids"
+    ):
         fmsdata.StatefulDataLoader(shape, sampler=sampler, batch_size=2, outputs=["provenance"])
+    with pytest.raises(ConfigError, match="outputs is 'cu_seqlens'; it must be a list"):
+        fmsdata.StatefulDataLoader(shape, sampler=sampler, batch_size=2, outputs="cu_seqlens")
     with pytest.raises(ConfigError, match="batch_size is missing"):
         fmsdata.StatefulDataLoader(shape, sampler=sampler)
     counted = fmsdata.EpochSampler(shape, max_tokens=20, rank=0, world_size=1)
