@@ -8,6 +8,7 @@ are read again, seeded, as all rows after them.
 
 import ctypes
 import random
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -98,8 +99,32 @@ class _Generator:
         self._state, self._seen = state, self._look(state)
 
 
+def _memory_of(generator: random.Random) -> bytes:
+    """The memory of an object, without its count of references, where Python lets us see it."""
+    return ctypes.string_at(id(generator) + object.__basicsize__, type(generator).__basicsize__ - object.__basicsize__)
+
+
+def _state_is_in_memory() -> bool:
+    """Whether the memory of a generator changes with its state, and only with that."""
+    if sys.implementation.name != "cpython":
+        return False
+    generator = random.Random(1)
+    state, before = generator.getstate(), _memory_of(generator)
+    generator.random()
+    after = _memory_of(generator)
+    generator.setstate(state)
+    return before != after and before == _memory_of(generator)
+
+
+_PYTHON: random.Random = random.random.__self__  # type: ignore[attr-defined]  # the generator behind the module's functions
+_IN_MEMORY = _state_is_in_memory()
+
+
 def _look_at_python(_: Any) -> Any:
-    """Each draw moves the position, and a full turn of the position renews all words."""
+    """A copy of its memory. `getstate` makes objects of 625 numbers, which takes a tenth of the time of a batch."""
+    if _IN_MEMORY:
+        return _memory_of(_PYTHON), _PYTHON.gauss_next  # type: ignore[attr-defined]
+    # Each draw moves the position, and a full turn of the position renews all words.
     _, (word, *_, position), half = random.getstate()
     return word, position, half
 
