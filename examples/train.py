@@ -6,24 +6,21 @@
 The same command resumes from the newest checkpoint, on any number of ranks. The global batch stays
 the same, so every step sees the same samples, and the loss is the same up to rounding.
 
-A checkpoint is a folder `step-<n>` with the model and the optimizer (torch.distributed.checkpoint)
-and everything else (fmsdata.train_state). It is written under another name and renamed when every
-rank is done, so a folder of that name is always complete.
+A checkpoint has the model and the optimizer (torch.distributed.checkpoint) and everything else
+(fmsdata.train_state). The folder of the run is in run_folder.py.
 """
 
 import argparse
-import fcntl
 import hashlib
 import json
 import math
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import yaml
+from run_folder import RunFolder, end, end_with_torchrun
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -78,16 +75,35 @@ def distributed(model: GPT, parallel: str) -> nn.Module:
     return model
 
 
-class Run:
-    """A training run in a folder: model, optimizer, loader and checkpoints."""
+@torch.no_grad()
+def evaluate(model: nn.Module, loader: fmsdata.StatefulDataLoader) -> float:
+    """The mean loss over all tokens of the set that have a label, the same on any number of ranks.
 
-    def __init__(self, out: Path, config: dict[str, Any], parallel: str) -> None:
+    Losses and tokens are added up over all ranks before they are divided. Rows that fill up the last
+    batches have no labels, so they do not count.
+    """
+    sums = torch.zeros(2, dtype=torch.float64)
+    model.eval()
+    for batch in loader:  # from the top each time, with the same number of batches on every rank
+        logits, labels = model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten()
+        losses = functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+        sums += torch.stack([losses.double().sum(), (labels != IGNORED).sum()])
+    model.train()
+    dist.all_reduce(sums)
+    return float(sums[0] / sums[1])
+
+
+class Run:
+    """A training run in a folder: model, optimizer, loaders and checkpoints."""
+
+    def __init__(self, folder: RunFolder, config: dict[str, Any], parallel: str) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.out, self.train = out, config["train"]
+        self.folder, self.train = folder, config["train"]
         batch_size, left_over = divmod(self.train["global_batch"], self.world_size)
         if left_over:
-            raise SystemExit(f"global_batch {self.train['global_batch']} cannot be divided by {self.world_size} ranks")
+            end(f"global_batch {self.train['global_batch']} cannot be divided by {self.world_size} ranks")
         self.loader = fmsdata.build_loader(config["data"], {"loader.batch_size": batch_size})
+        self.held_out = fmsdata.build_loader(config["data"], config["evaluation"])
         torch.manual_seed(config["data"]["seed"])  # the same weights on every rank ...
         self.model = distributed(GPT(**config["model"], seq_len=config["data"]["pack"]["seq_len"]), parallel)
         torch.manual_seed(config["data"]["seed"] + 1 + self.rank)  # ... and randomness of its own from here on
@@ -98,15 +114,7 @@ class Run:
 
     def resume(self) -> None:
         """Resume from the newest checkpoint, if there is one."""
-        newest: list[Path | None] = [None]
-        if self.rank == 0:
-            self.out.mkdir(parents=True, exist_ok=True)
-            self._lock_out_others()
-            for leftover in self.out.glob("unfinished-*"):
-                shutil.rmtree(leftover)
-            newest = [next(iter(self._checkpoints()), None)]
-        dist.broadcast_object_list(newest)
-        folder = newest[0]
+        folder = self.folder.newest()
         if folder is not None:
             model, optimizer = get_state_dict(self.model, self.optimizer)
             state_dict_loader.load({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
@@ -117,29 +125,12 @@ class Run:
             print(f"from {folder.name if folder else 'the beginning'} on {self.world_size} ranks", flush=True)
 
     def save(self) -> None:
-        """Write a checkpoint. It counts as one only after the rename at the end."""
+        """Write a checkpoint of this step."""
         state = train_state.build(self.loader, step=self.step, tokens_seen=self.tokens_seen, scheduler=self.scheduler)
-        unfinished = self.out / f"unfinished-{self.step}"
         model, optimizer = get_state_dict(self.model, self.optimizer)
-        state_dict_saver.save({"model": model, "optimizer": optimizer}, checkpoint_id=unfinished)
-        train_state.save(unfinished, state)
-        dist.barrier()  # every rank has written its part
-        if self.rank == 0:
-            unfinished.rename(self.out / f"step-{self.step}")
-            for old in self._checkpoints()[self.train["keep"] :]:
-                shutil.rmtree(old.rename(old.with_name(f"unfinished-{old.name}")))
-
-    def _checkpoints(self) -> list[Path]:
-        """The complete checkpoints, newest first."""
-        return sorted(self.out.glob("step-*"), key=lambda folder: int(folder.name[5:]), reverse=True)
-
-    def _lock_out_others(self) -> None:
-        """Lock the folder until this process ends, so that leftover ranks of an earlier run cannot write here."""
-        lock = os.open(self.out / "lock", os.O_CREAT | os.O_RDWR)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SystemExit(f"another run writes to {self.out}; stop it first, or choose another --out") from None
+        with self.folder.checkpoint(self.step) as folder:
+            state_dict_saver.save({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
+            train_state.save(folder, state)
 
     def learn(self, batch: dict[str, Tensor]) -> float:
         """Train one step. Returns the mean loss of the global batch, over the tokens that have labels."""
@@ -155,6 +146,26 @@ class Run:
         self.step += 1
         self.tokens_seen += int(sums[1])
         return float(sums[0] / sums[1])
+
+    def evaluate(self) -> float:
+        """The loss of the held-out set."""
+        loss = evaluate(self.model, self.held_out)
+        self.loader.stats()  # the time since the last call of stats() was not spent training
+        if self.rank == 0:
+            print(f"step {self.step}: evaluation loss {loss:.4f}", flush=True)
+        return loss
+
+    def report(self, loss: float) -> None:
+        """Print how the run is doing since the last report, over all ranks."""
+        ranks: list[Any] = [None] * self.world_size
+        dist.all_gather_object(ranks, self.loader.stats())
+        stats = fmsdata.Stats.total(ranks)
+        if self.rank == 0:
+            sources = stats.sources.items()
+            mix = ", ".join(f"{name} {source.share:.1%} (planned {source.planned:.1%})" for name, source in sources)
+            speed, waited = stats.recent.tokens_per_second, stats.recent.waited_share
+            line = f"step {self.step}: loss {loss:.4f}, {speed:,.0f} tokens/s, waited {waited:.1%} of the time for data"
+            print(f"{line}; {mix}", flush=True)
 
     def digest(self, rows: Tensor) -> str:
         """The hash of the global batch in the order of the stream: row i of rank r is its sample i * W + r."""
@@ -177,18 +188,26 @@ def main() -> None:
     config = yaml.safe_load(Path(arguments.config).read_text())
     config["data"]["path"] = arguments.data or config["data"]["path"]
     steps, every = arguments.steps or config["train"]["steps"], arguments.every or config["train"]["every"]
+    report_every, evaluate_every = config["train"]["report_every"], config["train"]["evaluate_every"]
 
+    end_with_torchrun()
     dist.init_process_group("gloo")
-    run = Run(arguments.out, config, arguments.parallel)
+    run = Run(RunFolder(arguments.out, config["train"]["keep"]), config, arguments.parallel)
     run.resume()
     with (arguments.out / "log.jsonl").open("a", buffering=1) as log:  # line buffered
         for step, batch in zip(range(run.step, steps), run.loader, strict=False):
-            entry = {"step": step, "loss": run.learn(batch), "sha256": run.digest(batch["input_ids"])}
+            loss = run.learn(batch)
+            entry = {"step": step, "loss": loss, "sha256": run.digest(batch["input_ids"])}
+            if run.step % report_every == 0:
+                run.report(loss)
+            if run.step % evaluate_every == 0:
+                entry["evaluation"] = run.evaluate()
             if run.rank == 0:
                 log.write(json.dumps({**entry, "world_size": run.world_size}) + "\n")
             if run.step % every == 0 or run.step == steps:
                 run.save()
     run.loader.close()
+    run.held_out.close()
     dist.destroy_process_group()
 
 
