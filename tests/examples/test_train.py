@@ -2,7 +2,6 @@
 
 import fcntl
 import hashlib
-import importlib
 import os
 import re
 import signal
@@ -22,12 +21,12 @@ import yaml
 
 import fmsdata
 from fmsdata.cli.demo import write_corpus
+from tests.examples.helpers import EXAMPLES, imported, run_alone
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "examples" / "kill_and_rescale.py"
+SCRIPT = EXAMPLES / "kill_and_rescale.py"
 CONFIG = ROOT / "configs" / "train-demo.yaml"
 STEPS = 8
-DISTRIBUTED = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +34,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
     write_corpus(folder)
     return folder
-
-
-def imported(name: str) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPT.parent))
-        return importlib.import_module(name)
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +63,7 @@ def alone(data: Path, config: Path, example: Any, tmp_path_factory: pytest.TempP
     """The steps of a run on 1 rank that nothing happens to."""
     folder = tmp_path_factory.mktemp("alone") / "run"
     options = {"--config": config, "--data": data, "--out": folder, "--steps": STEPS, "--every": STEPS}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in DISTRIBUTED.items():
-            patch.setenv(name, value)
-        patch.setattr(sys, "argv", ["train.py", *(str(part) for option in options.items() for part in option)])
-        imported("train").main()
+    run_alone("train", options)
     return {entry.step: entry for entry in example.steps_of(folder)}
 
 
