@@ -109,16 +109,18 @@ def moved(state: Any, earlier: Any, new: NewWeights) -> State:
             "rows were excluded or included at once (mode='immediate') since that state, which it can't take up; "
             "save the state of now, or use mode='next_epoch' where batches are in flight"
         )
-    return {**earlier, "next_excluded": state["next_excluded"], "weights": _with_weights(earlier, new)}
+    return {**earlier, "next_excluded": state["next_excluded"], "weights": _with_weights(dict(earlier), new)}
 
 
-def _with_weights(earlier: Mapping[str, Any], new: NewWeights) -> str:
+def _with_weights(earlier: State, new: NewWeights) -> str:
     """The weights of an earlier state, and those that were set for its next epoch and its later steps."""
     saved = parse(earlier.get("weights"), "weights")
     with Restoring("the earlier state"):
         handed_out = number(earlier, "position") - number(earlier, "cut")
         step = number(earlier, "step") + handed_out // number(earlier, "global_batch")
-        changes = dict(saved["changes"]) | {change.step: change.weights for change in new.changes if change.step >= step}
+        changes = dict(saved["changes"]) | {
+            change.step: change.weights for change in new.changes if change.step >= step
+        }
         following = new.next if new.epoch >= number(earlier, "epoch") else saved["next"]
         return json.dumps({"next": following, "changes": sorted(changes.items())})
 

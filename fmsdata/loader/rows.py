@@ -5,12 +5,13 @@ when one is handed out. If the cursor was moved by anything else (a state that w
 that was set, another loader), what was read ahead is thrown away, and the loader follows.
 """
 
+import inspect
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fmsdata.core.checks import flag, whole
+from fmsdata.core.checks import check_parameters, flag, whole
 from fmsdata.core.state import State
 from fmsdata.epochs.cursor import Cursor, PlannedBatch
 from fmsdata.epochs.rows import length
@@ -37,7 +38,7 @@ class RowLoader(StatefulDataLoader):
         data: Any,
         *,
         sampler: EpochSampler | None,
-        batch_size: int,
+        batch_size: int | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
@@ -60,7 +61,7 @@ class RowLoader(StatefulDataLoader):
         self.data: Any = data
         self.sampler = sampler
         self.rank, self.world_size = sampler.rank, sampler.world_size
-        self.batch_size = _checked_batch(whole("batch_size", batch_size, least=1), sampler)
+        self.batch_size = _checked_batch(batch_size, sampler)
         self.num_workers = whole("num_workers", num_workers)
         self._prefetch = self._checked_prefetch(prefetch_factor)
         self._persistent_workers = flag("persistent_workers", persistent_workers)
@@ -225,6 +226,18 @@ class RowLoader(StatefulDataLoader):
         return prefetch
 
 
+INSTEAD = {  # of arguments that other loaders have
+    "shuffle": "the sampler decides the order; give shuffle to the EpochSampler, where it is True by default",
+    "batch_sampler": "give batch_size, and global_batch to the EpochSampler, which cuts the batches",
+    "generator": "the order comes from the seed of the EpochSampler, and what a row draws from seed, epoch and row",
+    "worker_init_fn": "it is not needed for seeds, since what a row draws depends on seed, epoch and row alone; let "
+    "the dataset open files when it needs them first",
+    "timeout": "use stall_timeout, in seconds, after which a worker that is silent is a StallError",
+    "prefetch": "use prefetch_factor, the batches that each of the num_workers reads ahead",
+    "in_order": "leave it out, since batches always come in order",
+    "snapshot_every_n_steps": "leave it out, since a state is exact after every batch",
+    "evaluation": "give the EpochSampler shuffle=False and drop_last=False, and the loss the rows without is_padding",
+}
 NO_FOLDER = (
     "a loader of rows has no checkpoint folder: its state is small and the same on all ranks; save loader.state_dict() "
     "with the model, or use fmsdata.train_state"
@@ -244,14 +257,24 @@ def _refuse(others: dict[str, Any]) -> None:
         elif name == "checkpoint":
             if value is not None:
                 raise ConfigError(NO_FOLDER)
-        else:
+        elif name in INSTEAD:
+            raise ConfigError(f"{name} is no argument of a loader of rows: {INSTEAD[name]}")
+        elif name in inspect.signature(StatefulDataLoader.__init__).parameters:
             raise ConfigError(
                 f"{name} is for a loader of a stream, and this one reads rows with a sampler: leave it out"
             )
+        else:
+            known = set(inspect.signature(RowLoader.__init__).parameters) - {"self", "data", "others"}
+            check_parameters("StatefulDataLoader", [name], sorted(known))
 
 
-def _checked_batch(batch_size: int, sampler: EpochSampler) -> int:
-    step = batch_size * sampler.world_size
+def _checked_batch(batch_size: int | None, sampler: EpochSampler) -> int:
+    if batch_size is None:
+        most = sampler.global_batch // sampler.world_size
+        raise ConfigError(
+            f"batch_size is missing: give the number of rows that this rank gets in a step, such as batch_size={most}"
+        )
+    step = whole("batch_size", batch_size, least=1) * sampler.world_size
     if sampler.global_batch % step:
         raise ConfigError(
             f"batch_size is {batch_size} on each of {sampler.world_size} ranks, {step} rows in all, but global_batch "
