@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from fmsdata.core.state import EDITED, Restoring, State, is_count, number, parse, shown
 from fmsdata.epochs.cursor import Change, Cursor
 from fmsdata.epochs.exclusions import Exclusions
+from fmsdata.epochs.line_order import LineOrder
 from fmsdata.epochs.order import OrderRecipe
 from fmsdata.errors import StateError
 
@@ -79,6 +80,8 @@ def unpack(states: State | Sequence[State], own: Saved, orders: OrderRecipe, siz
     _check(state, own)
     rows = parse(state.get("rows"), "the description of the rows in the state")
     _check_rows(rows.get("rows"), own.rows["rows"])
+    if state.get("position") != 0:
+        _check_lines(rows["rows"].get("settings"), own.rows["rows"].get("settings"))
     with Restoring("the state of the rows"):
         excluded = Exclusions.parse(state.get("excluded"), size)
         order = orders.restored(number(state, "epoch"), excluded, parse(state.get("order"), "the order"))
@@ -95,6 +98,8 @@ def unpack(states: State | Sequence[State], own: Saved, orders: OrderRecipe, siz
             new_weights = (own.rows["weights"],)
         for shares in [*(change.weights for change in changes), *(new_weights or ())]:
             orders.size(next_excluded, shares)
+        if isinstance(order, LineOrder) and (start or changes):
+            raise StateError(f"lines change within the epoch, from {start} on: {EDITED}")
         if any(change.step < cursor.step + (position - cut) // batch for change in changes):
             raise StateError(f"weights change at steps before {cursor.step}: {EDITED}")
     return Saved(own.seed, own.shuffle, batch, own.rows, cursor, NextEpoch(next_excluded, new_weights))
@@ -165,6 +170,19 @@ def _check(state: Mapping[str, Any], own: Saved) -> None:
                 f"the state was saved with {name}={shown(state.get(name))} and this sampler has {name}={value}; "
                 "the order of the rows depends on it"
             )
+
+
+def _check_lines(saved: Any, own: Mapping[str, Any] | None) -> None:
+    """Raise if the lines of the epoch in progress would be others."""
+    saved, own = saved if isinstance(saved, Mapping) else {}, own or {}
+    changed = [name for name in sorted({*saved, *own}) if saved.get(name) != own.get(name)]
+    if changed:
+        before, now = (", ".join(f"{name}={shown(given.get(name))}" for name in changed) for given in (saved, own))
+        raise StateError(
+            f"the state was saved with {before}, and now it is {now}: the lines of the epoch in progress depend on it; "
+            "resume with what it was saved with. It may change between epochs, in a state that is saved after "
+            "sampler.reshuffle()"
+        )
 
 
 def _check_rows(saved: Any, own: State, name: str = "the dataset") -> None:

@@ -93,7 +93,7 @@ class StatefulDataLoader:
         self,
         data: Rescalable | Rows,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         num_workers: int = 0,
         sampler: EpochSampler | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -130,6 +130,8 @@ class StatefulDataLoader:
                 "and this loader reads a Rescalable: leave them out"
             )
         self.data = data
+        if batch_size is None:
+            raise ConfigError("batch_size is missing: the lines of a step on this rank")
         self.batch_size = whole("batch_size", batch_size, least=1)
         check_outputs(outputs)
         self.outputs = tuple(outputs)

@@ -14,15 +14,17 @@ from typing import Any
 from fmsdata.core.checks import check_parameters, flag, whole
 from fmsdata.core.state import State
 from fmsdata.epochs.cursor import Cursor, PlannedBatch
+from fmsdata.epochs.fine_tuning import FineTuningRows
 from fmsdata.epochs.rows import length
 from fmsdata.epochs.sampler import EpochSampler
 from fmsdata.errors import ConfigError, DataError, FmsdataError
 from fmsdata.loader.device import replaced
 from fmsdata.loader.fork_server import MOST_DESCRIPTORS, ForkServer
+from fmsdata.loader.line_reader import LineRecipe
 from fmsdata.loader.loader import StatefulDataLoader, can_pin, checked_method
 from fmsdata.loader.patience import StallLimits, Watcher
 from fmsdata.loader.row_reader import RowIds, RowRecipe, RowRequest, field_names
-from fmsdata.loader.row_workers import LocalRows, ReadBatch, RowSource, WorkerRows
+from fmsdata.loader.row_workers import BatchRecipe, LocalRows, ReadBatch, RowSource, WorkerRows
 from fmsdata.loader.saving import Saving
 from fmsdata.loader.worker_pool import DEFAULT_METHOD
 
@@ -46,6 +48,8 @@ class RowLoader(StatefulDataLoader):
         persistent_workers: bool = True,
         drop_last: bool | None = None,
         row_ids: bool = True,
+        outputs: Sequence[str] = (),
+        padding_segment: bool | None = None,
         multiprocessing_context: str | None = None,
         stall_warning: float = 30.0,
         stall_timeout: float | None = None,
@@ -56,6 +60,8 @@ class RowLoader(StatefulDataLoader):
             raise ConfigError(f"sampler is {sampler!r}; it must be an EpochSampler, as in EpochSampler(rows, ...)")
         if (size := length(data)) != (rows := len(sampler.rows)):
             raise ConfigError(f"the loader reads {size} rows, but its sampler was made for {rows}; give both the same")
+        if data is not sampler.rows and isinstance(sampler.rows, FineTuningRows):
+            raise ConfigError("the loader and its sampler have different FineTuningRows; give both the same")
         if drop_last is not None and drop_last != sampler.drop_last:
             raise ConfigError(f"drop_last is {drop_last}, but it is {sampler.drop_last} in the sampler: set it there")
         self.data: Any = data
@@ -76,7 +82,20 @@ class RowLoader(StatefulDataLoader):
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigError(f"collate_fn is {collate_fn!r}; it must be a function that takes a list of rows")
         names = field_names(flag("row_ids", row_ids), sampler.drop_last)
-        self._recipe = RowRecipe(rows=data, seed=sampler.seed, collate=collate_fn, names=names)
+        self._recipe: BatchRecipe
+        if sampler.packing is not None:
+            if collate_fn is not None:
+                raise ConfigError(
+                    "FineTuningRows make batches themselves: leave out collate_fn, and change the batches"
+                )
+            self._recipe = LineRecipe.of(
+                data, sampler.packing, outputs=outputs, padding_segment=padding_segment, names=names
+            )
+        else:
+            _refuse(
+                {name: given for name, given in (("outputs", outputs), ("padding_segment", padding_segment)) if given}
+            )
+            self._recipe = RowRecipe(rows=data, seed=sampler.seed, collate=collate_fn, names=names)
         if self.num_workers and self._method == DEFAULT_METHOD:
             ForkServer.shared()  # it imports what workers need while the trainer prepares other things
         self._source: RowSource | None = None
@@ -269,6 +288,13 @@ def _refuse(others: dict[str, Any]) -> None:
 
 
 def _checked_batch(batch_size: int | None, sampler: EpochSampler) -> int:
+    if sampler.max_tokens is not None:
+        if batch_size not in (None, 1):
+            raise ConfigError(
+                f"batch_size is {batch_size}, but the sampler makes batches of max_tokens={sampler.max_tokens} tokens: "
+                "leave batch_size out"
+            )
+        return 1
     if batch_size is None:
         most = sampler.global_batch // sampler.world_size
         raise ConfigError(

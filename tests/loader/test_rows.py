@@ -462,7 +462,7 @@ def test_what_does_not_belong_together_is_refused() -> None:
     with pytest.raises(ConfigError, match="give shuffle to the EpochSampler"):
         fmsdata.StatefulDataLoader(data, sampler=sampler, batch_size=4, shuffle=True)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"^batch_size is missing: .* such as batch_size=4"):
-        fmsdata.StatefulDataLoader(data, sampler=sampler)  # type: ignore[call-arg]
+        fmsdata.StatefulDataLoader(data, sampler=sampler)
     with pytest.raises(ConfigError, match="drop_last is False, but it is True in the sampler"):
         fmsdata.StatefulDataLoader(data, sampler=sampler, batch_size=4, drop_last=False)
     with pytest.raises(ConfigError, match="reads 19 rows, but its sampler was made for 20"):
