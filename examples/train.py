@@ -43,10 +43,10 @@ class Block(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         qkv = self.qkv(self.before_attention(x)).unflatten(-1, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x.add(self.mlp(self.before_mlp(x)))
 
@@ -58,21 +58,34 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab, bias=False)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.tokens(ids) + self.positions.weight[: ids.shape[1]]
+    def forward(self, ids: Tensor, documents: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """With the documents of the tokens, and their positions in them, no token sees another document."""
+        places = torch.arange(ids.shape[1]) if positions is None else positions
+        mask = None if documents is None else (documents[:, None, :, None] == documents[:, None, None, :]).tril()
+        x = self.tokens(ids) + self.positions(places)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, mask)
         logits: Tensor = self.head(self.norm(x))
         return logits
 
 
-def distributed(model: GPT, parallel: str) -> nn.Module:
+def build_model(parallel: str, seed: int, **sizes: int) -> nn.Module:
+    torch.manual_seed(seed)  # the same weights on every rank ...
+    model = GPT(**sizes)
+    torch.manual_seed(seed + 1 + dist.get_rank())  # ... and randomness of its own from here on
     if parallel == "ddp":
         return DistributedDataParallel(model)
     for block in model.blocks:
         fully_shard(block)
     fully_shard(model)
     return model
+
+
+def losses_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """The loss of each token. It is 0 for those without a label."""
+    inputs = (batch[name] for name in ("input_ids", "document_ids", "position_ids") if name in batch)
+    logits, labels = model(*inputs).flatten(0, 1), batch["labels"].flatten()
+    return functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
 
 
 @torch.no_grad()
@@ -85,9 +98,7 @@ def evaluate(model: nn.Module, loader: fmsdata.StatefulDataLoader) -> float:
     sums = torch.zeros(2, dtype=torch.float64)
     model.eval()
     for batch in loader:  # from the top each time, with the same number of batches on every rank
-        logits, labels = model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten()
-        losses = functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
-        sums += torch.stack([losses.double().sum(), (labels != IGNORED).sum()])
+        sums += torch.stack([losses_of(model, batch).double().sum(), (batch["labels"] != IGNORED).sum()])
     model.train()
     dist.all_reduce(sums)
     return float(sums[0] / sums[1])
@@ -96,19 +107,11 @@ def evaluate(model: nn.Module, loader: fmsdata.StatefulDataLoader) -> float:
 class Run:
     """A training run in a folder: model, optimizer, loaders and checkpoints."""
 
-    def __init__(self, folder: RunFolder, config: dict[str, Any], parallel: str) -> None:
+    def __init__(self, folder: RunFolder, model: nn.Module, train: dict[str, Any], loader: Any, held_out: Any) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.folder, self.train = folder, config["train"]
-        batch_size, left_over = divmod(self.train["global_batch"], self.world_size)
-        if left_over:
-            end(f"global_batch {self.train['global_batch']} cannot be divided by {self.world_size} ranks")
-        self.loader = fmsdata.build_loader(config["data"], {"loader.batch_size": batch_size})
-        self.held_out = fmsdata.build_loader(config["data"], config["evaluation"])
-        torch.manual_seed(config["data"]["seed"])  # the same weights on every rank ...
-        self.model = distributed(GPT(**config["model"], seq_len=config["data"]["pack"]["seq_len"]), parallel)
-        torch.manual_seed(config["data"]["seed"] + 1 + self.rank)  # ... and randomness of its own from here on
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.train["lr"])
-        warmup = self.train["warmup"]
+        self.folder, self.model, self.loader, self.held_out = folder, model, loader, held_out
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=train["lr"])
+        warmup = train["warmup"]
         self.scheduler = LambdaLR(self.optimizer, lambda n: min((n + 1) / warmup, math.sqrt(warmup / (n + 1))))
         self.step = self.tokens_seen = 0  # steps done, and tokens learned from in them, by all ranks together
 
@@ -134,9 +137,8 @@ class Run:
 
     def learn(self, batch: dict[str, Tensor]) -> float:
         """Train one step. Returns the mean loss of the global batch, over the tokens that have labels."""
-        logits, labels = self.model(batch["input_ids"]), batch["labels"]
-        loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-        sums = torch.stack([loss.detach().double(), (labels != IGNORED).sum()])
+        loss = losses_of(self.model, batch).sum()
+        sums = torch.stack([loss.detach().double(), (batch["labels"] != IGNORED).sum()])
         dist.all_reduce(sums)
         torch.autograd.backward(loss * self.world_size / sums[1])  # gradients are averaged over the ranks
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -150,7 +152,6 @@ class Run:
     def evaluate(self) -> float:
         """The loss of the held-out set."""
         loss = evaluate(self.model, self.held_out)
-        self.loader.stats()  # the time since the last call of stats() was not spent training
         if self.rank == 0:
             print(f"step {self.step}: evaluation loss {loss:.4f}", flush=True)
         return loss
@@ -174,6 +175,15 @@ class Run:
         return hashlib.sha256(torch.stack(ranks, dim=1).numpy().tobytes()).hexdigest()
 
 
+def build_loaders(config: dict[str, Any]) -> tuple[fmsdata.StatefulDataLoader, fmsdata.StatefulDataLoader]:
+    """The loader of the training, with the same global batch on any number of ranks, and that of the held-out set."""
+    global_batch, ranks = config["train"]["global_batch"], dist.get_world_size()
+    if global_batch % ranks:
+        end(f"global_batch {global_batch} cannot be divided by {ranks} ranks")
+    loader = fmsdata.build_loader(config["data"], {"loader.batch_size": global_batch // ranks})
+    return loader, fmsdata.build_loader(config["data"], config["evaluation"])
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description="Train a small GPT; resume from the newest checkpoint in --out.")
     options.add_argument("--config", required=True, help="a YAML file with the sections data, model and train")
@@ -192,22 +202,27 @@ def main() -> None:
 
     end_with_torchrun()
     dist.init_process_group("gloo")
-    run = Run(RunFolder(arguments.out, config["train"]["keep"]), config, arguments.parallel)
+    folder = RunFolder(arguments.out, config["train"]["keep"])
+    loader, held_out = build_loaders(config)
+    sizes = {**config["model"], "seq_len": config["data"]["pack"]["seq_len"]}
+    model = build_model(arguments.parallel, config["data"]["seed"], **sizes)
+    run = Run(folder, model, config["train"], loader, held_out)
     run.resume()
     with (arguments.out / "log.jsonl").open("a", buffering=1) as log:  # line buffered
-        for step, batch in zip(range(run.step, steps), run.loader, strict=False):
+        for step, batch in zip(range(run.step, steps), loader, strict=False):
             loss = run.learn(batch)
             entry = {"step": step, "loss": loss, "sha256": run.digest(batch["input_ids"])}
             if run.step % report_every == 0:
                 run.report(loss)
             if run.step % evaluate_every == 0:
                 entry["evaluation"] = run.evaluate()
+                loader.stats()  # the next report is of the time since this call
             if run.rank == 0:
                 log.write(json.dumps({**entry, "world_size": run.world_size}) + "\n")
             if run.step % every == 0 or run.step == steps:
                 run.save()
-    run.loader.close()
-    run.held_out.close()
+    loader.close()
+    held_out.close()
     dist.destroy_process_group()
 
 

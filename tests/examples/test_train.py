@@ -184,7 +184,7 @@ def test_ranks_that_cannot_share_the_batch_are_refused(monkeypatch: pytest.Monke
     for name, value in {"get_rank": 0, "get_world_size": 5, "barrier": None, "destroy_process_group": None}.items():
         monkeypatch.setattr(train.dist, name, lambda value=value: value)
     with pytest.raises(SystemExit, match="global_batch 12 cannot be divided by 5 ranks"):
-        train.Run(None, yaml.safe_load(CONFIG.read_text()), "ddp")
+        train.build_loaders(yaml.safe_load(CONFIG.read_text()))
 
 
 def test_the_demo_shows_what_it_promises() -> None:
