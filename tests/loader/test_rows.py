@@ -490,6 +490,19 @@ def test_train_state_holds_a_loader_of_rows() -> None:
     assert ids(next(other)) == ids(next(rows))
 
 
+def test_a_train_state_can_be_that_of_the_last_trained_batch() -> None:
+    rows = loader(Rows(20))
+    next(rows)
+    trained = rows.state_dict()
+    in_flight = next(rows)
+    rows.sampler.exclude([3])
+    state = fmsdata.train_state.build(rows, step=1, tokens_seen=9, at=trained)
+    other = loader(Rows(20))
+    fmsdata.train_state.restore(state, other)
+    assert ids(next(other)) == ids(in_flight)
+    assert other.sampler.excluded == [3]
+
+
 def test_train_states_of_ranks_are_saved_and_loaded_at_another_world_size(tmp_path: Path) -> None:
     for rank in range(2):
         rows = loader(Rows(20), world_size=2, rank=rank, batch=2)
