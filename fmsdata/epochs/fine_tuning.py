@@ -21,7 +21,7 @@ from fmsdata.core.state import State
 from fmsdata.core.wording import counted, few
 from fmsdata.corpus.tokenizer import open_tokenizer
 from fmsdata.epochs.chat import Chat
-from fmsdata.epochs.encoded import Encoder, PromptResponse
+from fmsdata.epochs.encoded import LARGEST, Encoder, PromptResponse
 from fmsdata.epochs.mixture import RowMixture
 from fmsdata.epochs.rows import length
 from fmsdata.epochs.token_table import TokenTable
@@ -105,7 +105,7 @@ class FineTuningRows:
             open_tokenizer(tokenizer),
             None if prompt is None else _name("prompt", prompt),
             _name("response", response),
-            bos=token("bos", bos),
+            bos=_checked_token("bos", bos),
             eos=_eos(eos, tokenizer),
         )
 
@@ -164,22 +164,23 @@ class FineTuningRows:
     @cached_property
     def kept(self) -> npt.NDArray[np.bool_]:
         """The rows that are read: those that are not dropped, and that have a label."""
-        too_long = self._too_long
-        has_labels = self.trained(np.arange(self._size), np.zeros(self._size, np.int64), self.lengths) > 0
-        kept = has_labels.copy()
+        _ = self._too_long  # which may be an error
+        kept = np.ones(self._size, bool)
         if self.oversized == "drop":
-            kept[too_long] = False
-        untrained = self._size - int(np.count_nonzero(has_labels))
+            kept[self._too_long] = False
+        labels = self.trained(np.arange(self._size), np.zeros(self._size, np.int64), self.lengths)
+        untrained = np.flatnonzero(kept & (labels == 0))
+        kept[untrained] = False
         if not kept.any():
             raise DataError(
-                f"none of the {counted(self._size, 'row')} is left: {len(too_long):,} have more tokens than seq_len "
-                f"({self.seq_len:,}), and {untrained:,} have no token to train on; use a larger seq_len"
-                + (", or oversized='truncate'" if self.oversized == "drop" and len(too_long) else "")
+                f"none of the {counted(self._size, 'row')} is left: {self.dropped:,} have more tokens than seq_len "
+                f"({self.seq_len:,}) and are dropped, and {len(untrained):,} have no token to train on; use a larger "
+                "seq_len" + (", or oversized='truncate'" if self.dropped else "")
             )
-        if untrained:
+        if len(untrained):
             log.warning(
                 "%d of %d rows have no token to train on, and are left out: rows %s",
-                *(untrained, self._size, few(np.flatnonzero(~has_labels).tolist(), 5)),
+                *(len(untrained), self._size, few(untrained.tolist(), 5)),
             )
         return kept
 
@@ -264,11 +265,18 @@ def _refuse_for_chats(**given: Any) -> None:
 
 def _eos(eos: Any, tokenizer: Any) -> int | None:
     if eos != "auto":
-        return token("eos", eos)
+        return _checked_token("eos", eos)
     found = getattr(tokenizer, "eos_token_id", None)
     if found is None:
         raise ConfigError(
             "eos is missing: give the id of the token that ends a response, so that the model learns to stop, or "
             "eos=None for none (only a tokenizer of transformers says which it is)"
         )
-    return whole("eos", found)
+    return _checked_token("eos", found)
+
+
+def _checked_token(name: str, value: Any) -> int | None:
+    checked = token(name, value)
+    if checked is not None and checked > LARGEST:
+        raise ConfigError(f"{name} is {value}; token ids go up to {LARGEST}")
+    return checked

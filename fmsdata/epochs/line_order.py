@@ -49,9 +49,9 @@ class LineOrders:
         """At least this many lines, without planning an epoch."""
         count = self._inner.size(excluded, weights)
         rows, size = self._rows, self._packing.size
-        if not rows.kept.any():
-            raise ConfigError(NO_TOKENS)
-        if not self._each_row_once:  # how often each row comes is known when the epoch is planned
+        if (
+            weights is not None or not self._each_row_once
+        ):  # how often each row comes is known when the epoch is planned
             return count * int(rows.lengths.min()) // size if rows.kept.all() else 0
         out = excluded.ids[rows.kept[excluded.ids]]
         left = int(np.count_nonzero(rows.kept)) - len(out)

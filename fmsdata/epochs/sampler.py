@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fmsdata.core.checks import flag, whole
 from fmsdata.core.state import State
+from fmsdata.core.wording import counted
 from fmsdata.epochs.cursor import Change, Cursor, Layout, PlannedBatch
 from fmsdata.epochs.exclusions import Exclusions, checked_ids
 from fmsdata.epochs.fingerprint import fingerprint
@@ -40,6 +41,10 @@ class EpochSampler:
     >>> sampler = EpochSampler(["a", "b", "c", "d"], global_batch=2, rank=0, world_size=2, seed=42)
     >>> len(list(sampler)), len(sampler)
     (2, 2)
+
+    Samples of `FineTuningRows` are packed lines, and `global_batch` counts lines. With `max_tokens`,
+    a sample is a batch of at most that many tokens, and `global_batch`, by default the world size,
+    counts batches.
 
     With a `StatefulDataLoader` its position is that of the last batch handed out. In a loader of
     another library it yields the ids of rows, like a `DistributedSampler`, and its position is that
@@ -197,12 +202,13 @@ class EpochSampler:
 
     def _go_to(self, epoch: int) -> None:
         weights = self._next_weights()
-        self._check_batches(self._next.excluded, weights)
         if epoch == self.epoch + 1:  # as a loop goes on: the sources of a mixture continue
-            self.cursor = self.cursor.next_epoch(self.layout, self._next.excluded, weights)
+            cursor = self.cursor.next_epoch(self.layout, self._next.excluded, weights)
         else:
             order = self._orders.first(epoch, self._next.excluded, weights)
-            self.cursor = Cursor(epoch, 0, order, step=self.step, changes=self.cursor.changes)
+            cursor = Cursor(epoch, 0, order, step=self.step, changes=self.cursor.changes)
+        self._check_batches(self._next.excluded, weights, cursor)
+        self.cursor = cursor
         self._next = NextEpoch(self._next.excluded, None)
 
     def set_skip(self, batches: int) -> None:
@@ -305,8 +311,8 @@ class EpochSampler:
         if self.drop_last and size < self.global_batch:
             left = f"{size} of {self._size} rows are not excluded" if len(excluded) else f"there are {size} rows"
             if self.packing is not None:
-                what = "lines" if self.max_tokens is None else f"batches of {self.max_tokens} tokens"
-                left = f"the rows that are left fill {size} {what}"
+                what = "" if self.max_tokens is None else f" of max_tokens={self.max_tokens}"
+                left = f"the rows that are left fill {counted(size, 'line')}{what}"
             raise ConfigError(
                 f"global_batch is {self.global_batch}, but {left}: with drop_last=True an epoch would have no batches; "
                 "use a smaller global_batch, or drop_last=False, which fills up with marked rows"
@@ -337,7 +343,7 @@ class EpochSampler:
         """What is known of the rows, to compare a state with: see `fmsdata.epochs.fingerprint`."""
         described = fingerprint(self.rows, self._named)
         if self.packing is not None:
-            described["settings"]["max_tokens"] = self.max_tokens
+            described["settings"] |= {"max_tokens": self.max_tokens, "tokens": self.rows.table.described}
         return {"rows": described, "weights": None if self._mixture is None else self._mixture.weights}
 
     def load_state_dict(self, state: State | Sequence[State]) -> None:

@@ -4,6 +4,7 @@ It is an Arrow IPC file with a row for each row of the dataset: its tokens, and 
 are trained. Pickling a table sends its path.
 """
 
+import hashlib
 import mmap
 import os
 from collections.abc import Callable, Iterable
@@ -75,6 +76,12 @@ class TokenTable:
     def lengths(self) -> Ints:
         """The number of tokens of each row."""
         return np.diff(self.starts)
+
+    @cached_property
+    def described(self) -> str:
+        """The number of tokens, and a digest of all lengths: another version of a tokenizer may give others."""
+        digest = hashlib.blake2b(self.starts.astype("<i8").tobytes(), digest_size=8).hexdigest()
+        return f"{self.starts[-1]} in {len(self)} rows, {digest}"
 
     def tokens(self, row: int) -> Int32s:
         """The tokens of a row, as a view of the file."""

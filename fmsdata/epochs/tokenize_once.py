@@ -63,8 +63,6 @@ def tokenize_once(rows: Any, size: int, encoder: Encoder, cache: RowCache) -> To
             if table is None:
                 _write(rows, size, encoder, cache, path, content)
                 table = TokenTable(path)
-    if len(table) != size:
-        raise DataError(f"{path}: holds {len(table)} rows, expected {size}; remove it")
     return Tokenized(table, content)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fmsdata.core.checks import flag
 from fmsdata.core.chunk import Chunk
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.core.options import IGNORED
@@ -21,11 +22,11 @@ from fmsdata.epochs.mixture import DATASET_IDX
 from fmsdata.epochs.token_table import TokenTable
 from fmsdata.errors import ConfigError
 from fmsdata.loader.row_reader import FIELDS, RowRequest
-from fmsdata.tasks.batch import OUTPUTS, Batch
+from fmsdata.tasks.batch import OUTPUTS, Batch, check_outputs
 
 ALWAYS = ("document_ids", "position_ids")  # outputs that every batch has
-ON_REQUEST = (*ALWAYS, "cu_seqlens", "max_seqlen", "label_document_ids")
-LEAST = 2  # tokens of a batch that only fills up
+ON_REQUEST = (*ALWAYS, "cu_seqlens", "max_seqlen")
+FILLER = 2  # tokens of a batch that only fills up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +46,11 @@ class LineRecipe:
     def of(
         cls, rows: FineTuningRows, packing: Packing, *, outputs: Sequence[str], padding_segment: bool | None, names: Any
     ) -> "LineRecipe":
+        check_outputs(outputs)
         for name in outputs:
             if name not in ON_REQUEST:
                 raise ConfigError(
-                    f"unknown output {name!r}; batches of FineTuningRows can hold {', '.join(ON_REQUEST)}"
+                    f"output {name!r} is for streams; batches of FineTuningRows can hold {', '.join(ON_REQUEST)}"
                 )
         return cls(
             table=rows.table,
@@ -57,7 +59,7 @@ class LineRecipe:
             shift=rows.shift,
             sources=None if rows.mixture is None else rows.mixture.starts,
             outputs=tuple(dict.fromkeys([*ALWAYS, *outputs])),
-            padding_segment=bool(padding_segment),
+            padding_segment=False if padding_segment is None else flag("padding_segment", padding_segment),
             names=names,
         )
 
@@ -81,7 +83,7 @@ class LineReader:
             columns[1:] = [np.repeat(column, len(lines.row)) for column in columns[1:]]
             lines = replace(lines, first=np.arange(len(lines.row) + 1))
         sizes = lines.sums(lines.stop - lines.start)
-        width = recipe.packing.seq_len if recipe.packing.max_tokens is None else max(LEAST, int(sizes.max()))
+        width = recipe.packing.seq_len if recipe.packing.max_tokens is None else max(FILLER, int(sizes.max()))
         tokens, labels = self._filled(lines, width)
         batch: dict[str, Any] = {"input_ids": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
         described = Batch(

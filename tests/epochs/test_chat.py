@@ -73,6 +73,10 @@ def test_a_template_that_marks_the_turns_is_believed() -> None:
     rows = made([CHAT, CHAT[:3]], MARKED)
     assert trained(rows, 0) == f"yes?{END}so long{END}"
     assert trained(rows, 1) == f"yes?{END}"
+    with pytest.raises(DataError, match="row 1: the chat template refused its messages"):
+        made([CHAT, [{"role": "assistant"}]], MARKED.replace("{{ m['content'] }}", "{{ m['content'] + '' }}")).table  # noqa: B018
+    with pytest.raises(DataError, match="row 0: its chat template marks no token"):
+        made([CHAT], MARKED.replace("== 'assistant'", "== 'model'")).table  # noqa: B018
     given = fmsdata.FineTuningRows(
         [{"messages": CHAT}], tokenizer(None), seq_len=256, messages="messages", chat_template=MARKED
     )
@@ -131,7 +135,8 @@ def test_fields_without_a_value_are_as_if_they_were_not_there() -> None:
 def test_a_tokenizer_without_a_template_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the tokenizer has no chat template; give one with chat_template="):
         made([CHAT], None)
-    for other in (tokenizer().backend_tokenizer, str(tmp_path / "nothing")):
+    (tmp_path / "empty").mkdir()
+    for other in (tokenizer().backend_tokenizer, str(tmp_path / "nothing"), tmp_path / "empty"):
         with pytest.raises(ConfigError, match="messages= needs a tokenizer with a chat template"):
             fmsdata.FineTuningRows([{"messages": CHAT}], other, seq_len=64, messages="messages")
     tokenizer().save_pretrained(tmp_path)
@@ -148,6 +153,7 @@ def test_another_template_is_another_file_and_another_state() -> None:
 
 def test_packed_rows_give_a_hugging_face_model_what_each_row_gives_alone() -> None:
     """With `position_ids` and no attention mask, the model sees the rows of a line apart."""
+    import transformers
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -159,6 +165,10 @@ def test_packed_rows_give_a_hugging_face_model_what_each_row_gives_alone() -> No
     assert batch["rows_per_line"].tolist() == [3]
     with torch.no_grad():
         inputs = {name: batch[name] for name in ("input_ids", "labels", "position_ids")}
+        if int(transformers.__version__.partition(".")[0]) < 5:  # earlier ones do so with flash attention only
+            documents = batch["document_ids"]
+            inside = (documents[:, :, None] == documents[:, None]).tril()
+            inputs["attention_mask"] = torch.zeros(inside.shape).double().masked_fill(~inside, -torch.inf)[:, None]
         packed = model(**inputs, num_items_in_batch=batch["global_tokens"], use_cache=False)
         loss = 0.0
         for document, row in enumerate(batch["index"].tolist()):

@@ -1,19 +1,29 @@
 """The code of the pages on rows runs when pasted."""
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
+
+import fmsdata
+from fmsdata.loader.line_reader import ON_REQUEST
+from tests.epochs.test_chat import tokenizer
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
+def code_blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+
+
 def run(page: str, names: dict[str, Any]) -> int:
     """Run the code of a page in order, and return how many blocks it has."""
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    blocks = code_blocks(page)
     for block in blocks:
         exec(block, names)
     return len(blocks)
@@ -67,3 +77,30 @@ def test_what_the_page_says_of_the_other_loader_is_true() -> None:
     assert rest(run.state_dict(), 2) == before + after
     with pytest.raises(AssertionError):
         rest(state, 2, 1)
+
+
+def test_the_code_of_the_page_on_fine_tuning_runs() -> None:
+    first, chats, loss, tokens, mixture = code_blocks("fine-tuning.md")
+    names: dict[str, Any] = {"tokenizer": tokenizer()}
+    exec(first, names)
+    exec(chats, names)
+    names["model"] = torch.nn.Sequential(torch.nn.Embedding(256, 4), torch.nn.Linear(4, 256))
+    names["optimizer"] = torch.optim.SGD(names["model"].parameters(), lr=0.1)
+    before = names["model"][1].weight.clone()
+    exec(loss, names)
+    assert names["done"] == names["sampler"].step > 10
+    assert not torch.equal(names["model"][1].weight, before)
+    exec(tokens, names)
+    assert names["batch"]["input_ids"].numel() <= 1024
+    exec(mixture, names)
+    assert names["sampler"].excluded == [3, 17]
+
+
+def test_the_page_on_fine_tuning_names_every_field_and_argument() -> None:
+    page = (DOCS / "fine-tuning.md").read_text()
+    rows = fmsdata.FineTuningRows([{"prompt": "a", "response": "b"}], "bytes", seq_len=8, eos=0)
+    sampler = fmsdata.EpochSampler(rows, global_batch=1, rank=0, world_size=1)
+    batch = next(fmsdata.StatefulDataLoader(rows, sampler=sampler, batch_size=1))
+    arguments = list(inspect.signature(fmsdata.FineTuningRows.__init__).parameters)[3:]
+    for name in (*batch, *arguments, *ON_REQUEST):
+        assert re.search(rf"[`\"]{name}\b", page), name

@@ -1,6 +1,7 @@
 """The laws of fine-tuning rows: no row lost or repeated, labels on responses only, the same lines at any world size."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -69,16 +70,16 @@ def test_global_batches_are_the_same_at_any_world_size(drawn: st.DataObject) -> 
     found = []
     for world_size in WORLDS:
         ranks = FineTuners(shape, world_size=world_size, **options)
-        epochs = [ranks.epoch() for _ in range(2)]
-        found.append([flat(epoch, options) for epoch in epochs])
+        parts = 4 // world_size if "max_tokens" in options else 1  # steps of a global batch
+        found.append([global_batches(ranks.epoch(), parts) for _ in range(2)])
     assert found[0] == found[1] == found[2]
 
 
-def flat(steps: list[Step], options: dict[str, Any]) -> Any:
-    """What came in an epoch, for any number of steps to a global batch: in order, if ranks have equal parts."""
-    if "max_tokens" not in options:
-        return [line for step in steps for line in step.lines]
-    return sorted(line for step in steps for line in step.lines)
+def global_batches(steps: list[Step], parts: int) -> list[Any]:
+    """The lines of each global batch, by their places in the epoch."""
+    return [
+        sorted(line for step in steps[at : at + parts] for line in step.lines) for at in range(0, len(steps), parts)
+    ]
 
 
 @given(st.data())
@@ -174,6 +175,76 @@ def test_a_run_with_max_tokens_resumes_at_another_world_size() -> None:
         loader.load_state_dict(state)
     found += [batch["index"].tolist() for _ in range(2) for batch in [next(loader) for loader in three]]
     assert found == alone[: len(found)]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_resume_inside_of_a_global_batch_counts_all_of_it(world_size: int) -> None:
+    shape = made([(n % 7, 1 + n % 9) for n in range(80)])
+    before = FineTuners(shape, world_size=world_size, global_batch=8, steps=4, drop_last=False)
+    first = [before.step() for _ in range(5)]
+    after = FineTuners(shape, world_size=world_size, global_batch=8, steps=4, states=before.states(), drop_last=False)
+    steps = first + [after.step() for _ in range(3)]
+    for whole in (steps[:4], steps[4:]):
+        labels = sum(step.labels for step in whole)
+        assert [step.global_tokens for step in whole] == [[labels] * world_size] * 4
+    cut = FineTuners(shape, world_size=world_size, global_batch=8, steps=1, states=before.states(), drop_last=False)
+    following = cut.step()  # the next global batch begins where the state is
+    assert following.global_tokens == [following.labels] * world_size
+    assert following.lines[: 8 - 2] == [line for step in steps[5:] for line in step.lines]
+
+
+def test_windows_of_best_fit_lose_no_row_and_keep_rows_near_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fmsdata.epochs.lines.WINDOW", 8)
+    shape = made([(n % 7, 1 + n % 9) for n in range(61)])
+    ranks = FineTuners(shape, world_size=2, global_batch=2, shuffle=False, drop_last=False)
+    steps = ranks.epoch()
+    check_epoch(shape, steps, set(range(61)))
+    rows = [row for step in steps for row in step.rows]
+    assert [row // 8 for row in rows] == sorted(row // 8 for row in rows)
+    assert rows != sorted(rows)
+
+
+def test_lines_of_rows_in_order_keep_the_order() -> None:
+    for mode in ("pad", "split"):
+        ranks = FineTuners(made([(2, 9)] * 20, mode=mode), world_size=1, global_batch=2, shuffle=False, drop_last=False)
+        rows = [row for step in ranks.epoch() for row in step.rows]
+        assert rows == sorted(rows)
+
+
+@pytest.mark.parametrize(
+    ("edited", "message"),
+    [
+        ({"start": 2}, "lines change within the epoch, from 2 on"),
+        ({"order": '{"place": 3}'}, "the order of the rows begins at 3"),
+        ({"weights": '{"next": null, "changes": [[9, {"a": 1.0}]]}'}, "lines change within the epoch"),
+    ],
+)
+def test_an_edited_state_is_an_error(edited: dict[str, Any], message: str) -> None:
+    shape = made([(2, 3)] * 30)
+    ranks = FineTuners(shape, world_size=1, global_batch=2)
+    ranks.step()
+    with pytest.raises(StateError, match=message):
+        ranks.loaders[0].load_state_dict({**ranks.states()[0], **edited})
+
+
+def test_a_tokenizer_that_gives_other_tokens_under_the_same_name_is_noticed(tmp_path: Path) -> None:
+    class Words:
+        fingerprint = "words"
+
+        def __init__(self, more: int) -> None:
+            self._more = more
+
+        def encode(self, text: str) -> list[int]:
+            return [*text.encode(), *[1] * self._more]
+
+    def sampler(more: int) -> fmsdata.EpochSampler:
+        rows = fmsdata.FineTuningRows(data([(2, 3)] * 9), Words(more), seq_len=16, eos=0, cache=tmp_path / str(more))
+        return fmsdata.EpochSampler(rows, global_batch=2, rank=0, world_size=1)
+
+    before = sampler(0)
+    before.set_skip(1)
+    with pytest.raises(StateError, match=r"tokens='54 in 9 rows, .*tokens='72 in 9 rows"):
+        sampler(1).load_state_dict(before.state_dict())
 
 
 def test_excluded_rows_are_missing_from_the_next_epoch_on() -> None:
@@ -276,6 +347,7 @@ def test_an_epoch_is_planned_once_and_only_when_it_is_needed(monkeypatch: pytest
     sampler.exclude([3])
     assert not planned
     state = loader.state_dict()
+    assert len(json.dumps(state)) < 2048
     list(loader)
     loader.load_state_dict(state)
     list(loader)
@@ -307,13 +379,24 @@ def test_mixtures_keep_their_shares_and_say_where_rows_come_from() -> None:
     again.load_state_dict(sampler.state_dict())
 
 
+def test_weights_that_leave_too_few_lines_are_refused() -> None:
+    mix = fmsdata.RowMixture({"long": data([(2, 12)] * 40), "short": data([(1, 2)])})
+    shape = fmsdata.FineTuningRows(mix, "bytes", seq_len=16, eos=EOS)
+    sampler = fmsdata.EpochSampler(shape, global_batch=8, rank=0, world_size=1)
+    with pytest.raises(ConfigError, match="the rows that are left fill 1 line: with"):
+        sampler.set_weights({"long": 0, "short": 1})
+    sampler.set_weights({"long": 1, "short": 1})
+    sampler.reshuffle()
+    assert len(list(fmsdata.StatefulDataLoader(shape, sampler=sampler, batch_size=8))) > 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({}, "global_batch is missing"),
         ({"max_tokens": 15}, r"max_tokens is 15, but a row may have 16 tokens \(seq_len\)"),
         ({"global_batch": 400}, "the rows that are left fill 15 lines: with drop_last=True"),
-        ({"max_tokens": 30, "global_batch": 400}, "the rows that are left fill 6 batches of 30 tokens"),
+        ({"max_tokens": 30, "global_batch": 400}, "the rows that are left fill 6 lines of max_tokens=30: with"),
     ],
 )
 def test_wrong_arguments_of_the_sampler_say_the_way_out(options: dict[str, Any], message: str) -> None:
@@ -336,8 +419,12 @@ def test_what_needs_lines_is_refused_without_them_and_the_reverse() -> None:
         fmsdata.StatefulDataLoader(shape, sampler=sampler, batch_size=2, collate_fn=list)
     with pytest.raises(ConfigError, match="different FineTuningRows"):
         fmsdata.StatefulDataLoader(made([(2, 3)] * 30), sampler=sampler, batch_size=2)
-    with pytest.raises(ConfigError, match="unknown output 'provenance'"):
+    with pytest.raises(
+        ConfigError, match="output 'provenance' is for streams; batches of FineTuningRows can hold document_ids"
+    ):
         fmsdata.StatefulDataLoader(shape, sampler=sampler, batch_size=2, outputs=["provenance"])
+    with pytest.raises(ConfigError, match="outputs is 'cu_seqlens'; it must be a list"):
+        fmsdata.StatefulDataLoader(shape, sampler=sampler, batch_size=2, outputs="cu_seqlens")
     with pytest.raises(ConfigError, match="batch_size is missing"):
         fmsdata.StatefulDataLoader(shape, sampler=sampler)
     counted = fmsdata.EpochSampler(shape, max_tokens=20, rank=0, world_size=1)

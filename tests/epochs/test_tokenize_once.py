@@ -1,5 +1,6 @@
 """Rows become tokens once: what they become, what is refused, and what is kept in the cache."""
 
+import errno
 import logging
 import os
 import pickle
@@ -93,6 +94,7 @@ def test_a_wrong_row_is_named(row: Any, message: str) -> None:
         ({"response": None}, "response is None; it must be the name of a field"),
         ({"chat_template": "x"}, "name the field that holds them with messages="),
         ({"pad": -1}, "pad is -1"),
+        ({"eos": 2**31}, "eos is 2147483648; token ids go up to 2147483647"),
         ({"shift": 1}, "shift is 1; it must be true or false"),
         ({"messages": "m"}, "eos is given with messages: the chat template decides"),
         ({"messages": "m", "eos": "auto"}, "tokenizer is 'bytes'; messages= needs a tokenizer with a chat template"),
@@ -132,10 +134,12 @@ def test_oversized_rows_are_cut_left_out_or_an_error_and_counted(caplog: pytest.
         DataError, match=r"row 1 has 33 tokens, but seq_len is 16 \(2 of 4 rows too long\); use a larger"
     ):
         fmsdata.EpochSampler(made(rows, oversized="error"), global_batch=1, rank=0, world_size=1)
-    with pytest.raises(DataError, match=r"none of the 1 row is left: 1 have more.*or oversized='truncate'"):
+    with pytest.raises(
+        DataError, match=r"none of the 1 row is left: 1 have more.*and 0 have no.*or oversized='truncate'"
+    ):
         fmsdata.EpochSampler(made(rows[2:3], oversized="drop"), global_batch=1, rank=0, world_size=1)
     with pytest.raises(
-        DataError, match=r"none of the 1 row is left: 1 have more tokens .* 1 have no token to train on"
+        DataError, match=r"none of the 1 row is left: 0 have more tokens .* 1 have no token to train on"
     ):
         fmsdata.EpochSampler(made(rows[2:3]), global_batch=1, rank=0, world_size=1)
 
@@ -205,9 +209,11 @@ def test_a_damaged_file_is_written_again(tmp_path: Path, caplog: pytest.LogCaptu
         assert path.read_bytes() == whole
     assert tokenizer.calls == 5
     assert "the rows are tokenized again" in caplog.text
+    (path.parent / f".{path.name}.12ab.unfinished").write_bytes(b"of a killed process")
     path.chmod(0o666)
     assert made(ROWS, tokenizer, cache=tmp_path)[0]["input_ids"].tolist() == [*b"abxyz", 0]
     assert path.stat().st_mode & 0o777 == 0o600
+    assert {left.suffix for left in path.parent.iterdir()} == {".arrow", ".lock"}
 
 
 def test_a_folder_that_cannot_be_used_is_an_error_with_a_way_out(tmp_path: Path) -> None:
@@ -219,6 +225,43 @@ def test_a_folder_that_cannot_be_used_is_an_error_with_a_way_out(tmp_path: Path)
     others.chmod(0o777)
     with pytest.raises(ConfigError, match="can be written by others"):
         made(cache=others).table  # noqa: B018
+
+
+def test_what_goes_wrong_on_the_way_is_named_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Counted):
+        def encode_batch(self, texts: list[str]) -> list[list[int]]:
+            raise ZeroDivisionError(len(texts))
+
+    with pytest.raises(ZeroDivisionError) as failed:
+        made(ROWS, Failing(), cache=tmp_path).table  # noqa: B018
+    assert failed.value.__notes__ == ["while tokenizing rows 0 to 1"]
+
+    class Unplugged(list[Any]):
+        reads = 0
+
+        def __getitem__(self, row: Any) -> Any:
+            self.reads += 1
+            if self.reads > 2:
+                raise OSError("the disk of the rows is gone")
+            return super().__getitem__(row)
+
+    with pytest.raises(OSError, match="the disk of the rows is gone"):
+        made(Unplugged(ROWS), cache=tmp_path).table  # noqa: B018
+    growing = list(ROWS)
+    rows = made(growing, cache=tmp_path)
+    growing.append(ROWS[0])
+    with pytest.raises(ConfigError, match="the dataset had 2 rows, and has 3 now"):
+        rows.table  # noqa: B018
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("fmsdata.epochs.tokenize_once.write_table", full)
+    with pytest.raises(ConfigError, match=r"can't be written \(No space left on device\)"):
+        made(cache=tmp_path).table  # noqa: B018
+    assert {left.suffix for left in (tmp_path / "fmsdata-rows").iterdir()} == {".lock"}
 
 
 def test_a_table_is_sent_as_its_path(tmp_path: Path) -> None:

@@ -43,16 +43,13 @@ def test_all_fields_of_a_batch() -> None:
         [{"prompt": "ab", "response": "c"}, {"prompt": "d", "response": "efg"}], "bytes", seq_len=12, eos=EOS, pad=PAD
     )
     sampler = fmsdata.EpochSampler(rows, global_batch=2, rank=0, world_size=1, shuffle=False, drop_last=False)
-    loader = fmsdata.StatefulDataLoader(
-        rows, sampler=sampler, batch_size=2, outputs=["cu_seqlens", "max_seqlen", "label_document_ids"]
-    )
+    loader = fmsdata.StatefulDataLoader(rows, sampler=sampler, batch_size=2, outputs=["cu_seqlens", "max_seqlen"])
     (batch,) = loader
     empty = [PAD] * 12
     assert {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in batch.items()} == {
         "input_ids": [[97, 98, 99, 0, 100, 101, 102, 103, 0, PAD, PAD, PAD], empty],
         "labels": [[-100, 99, 0, -100, 101, 102, 103, 0, *[-100] * 4], [-100] * 12],
         "document_ids": [[0, 0, 0, 0, 1, 1, 1, 1, 1, -1, -1, -1], [-1] * 12],
-        "label_document_ids": [[0, 0, 0, 0, 1, 1, 1, 1, 1, -1, -1, -1], [-1] * 12],
         "position_ids": [[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7], list(range(12))],
         "cu_seqlens": [0, 4, 12, 24],
         "max_seqlen": 12,
