@@ -8,6 +8,7 @@ also end by themselves when their launcher is gone: killing torchrun with SIGKIL
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import sys
 import threading
@@ -73,10 +74,12 @@ class RunFolder:
 
 def end(message: str) -> NoReturn:
     """End all ranks with exit code 1 and one line. All of them must call it."""
-    rank = dist.get_rank()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to the others when the first has ended
+    if dist.get_rank() == 0:
+        print(message, file=sys.stderr, flush=True)
     dist.barrier()  # none is still waiting for another one
     dist.destroy_process_group()
-    sys.exit(message if rank == 0 else 1)
+    sys.exit(1)
 
 
 def end_with_torchrun() -> None:

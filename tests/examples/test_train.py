@@ -141,6 +141,10 @@ def test_a_folder_in_use_ends_all_ranks_with_one_line_and_orphans_end_with_torch
     data: Path, config: Path, tmp_path: Path
 ) -> None:
     processes, run = imported("processes"), tmp_path / "run"
+    with_workers = yaml.safe_load(config.read_text())
+    with_workers["data"]["loader"] = {"num_workers": 1}
+    config = tmp_path / "train.yaml"
+    config.write_text(yaml.safe_dump(with_workers))
     options: list[str | Path] = ["--config", config, "--data", data, "--out", run, "--steps", "1000000"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -149,7 +153,8 @@ def test_a_folder_in_use_ends_all_ranks_with_one_line_and_orphans_end_with_torch
         first = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
     try:
         wait_until(lambda: processes.has_done(run, 0))
-        ranks = psutil.Process(first.pid).children(recursive=True)
+        ranks = psutil.Process(first.pid).children(recursive=True)  # and their workers
+        assert len(ranks) > 2
         second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
         holder = (run / "lock").read_text().strip()
         assert holder in [f"pid {rank.pid} on {socket.gethostname()}" for rank in ranks]
@@ -179,12 +184,19 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_ranks_that_cannot_share_the_batch_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ranks_that_cannot_share_the_batch_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     train = imported("train")
     for name, value in {"get_rank": 0, "get_world_size": 5, "barrier": None, "destroy_process_group": None}.items():
         monkeypatch.setattr(train.dist, name, lambda value=value: value)
-    with pytest.raises(SystemExit, match="global_batch 12 cannot be divided by 5 ranks"):
-        train.build_loaders(yaml.safe_load(CONFIG.read_text()))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit, match="1"):
+            train.build_loaders(yaml.safe_load(CONFIG.read_text()))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err == "global_batch 12 cannot be divided by 5 ranks\n"
 
 
 def test_the_demo_shows_what_it_promises() -> None:
