@@ -23,6 +23,7 @@ setup: .venv/.ready .swift/.ready
 demo: .venv/.ready
 	$(BIN)/fmsdata demo
 	$(BIN)/python examples/kill_and_rescale.py
+	$(BIN)/python examples/kill_rl_prompts.py
 
 check: setup
 	$(BIN)/ruff check .

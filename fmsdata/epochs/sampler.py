@@ -21,7 +21,7 @@ from fmsdata.epochs.fingerprint import fingerprint
 from fmsdata.epochs.line_order import NEXT_EPOCH, NO_TOKENS
 from fmsdata.epochs.rows import length
 from fmsdata.epochs.sampler_orders import checked_batch, checked_tokens, orders_of
-from fmsdata.epochs.sampler_state import NextEpoch, Saved, moved, pack, unpack
+from fmsdata.epochs.sampler_state import NewWeights, NextEpoch, Saved, moved, pack, unpack
 from fmsdata.errors import ConfigError, FmsdataWarning
 from fmsdata.run.gather import agreed
 from fmsdata.run.ranks import Ranks
@@ -89,6 +89,7 @@ class EpochSampler:
         self._orders, self._mixture, self.packing = orders_of(rows, self.seed, self.shuffle, self.max_tokens)
         weights = None if self._mixture is None else self._mixture.weights
         self._next = NextEpoch(Exclusions.none(), None)
+        self._new_weights = NewWeights()
         self.cursor = Cursor(0, 0, self._orders.first(0, self._next.excluded, weights))
         self._check_batches(self._next.excluded, weights, self.cursor)
         self._named_epoch = False  # by `set_epoch`, which does not begin another one
@@ -276,14 +277,17 @@ class EpochSampler:
         self._check_batches(self._next.excluded, shares)
         if step is None:
             self._next = NextEpoch(self._next.excluded, (shares,))
+            self._new_weights = self._new_weights._replace(epoch=self.epoch, next=self._next.weights)
             return
         self._orders.size(self.cursor.order.excluded, shares)
         at = self.cursor.cut + (whole("step", step) - self.cursor.step) * self.global_batch
         if at < self.cursor.position:
             raise ConfigError(f"step is {step}, but the run is at step {self.step} already; name a later one")
-        others = (change for change in self.cursor.changes if change.step != step)
-        changes = sorted([*others, Change(step, shares)], key=lambda change: change.step)
+        change = Change(step, shares)
+        others = (other for other in self.cursor.changes if other.step != step)
+        changes = sorted([*others, change], key=lambda change: change.step)
         self.cursor = self.cursor._replace(changes=tuple(changes))
+        self._new_weights = self._new_weights._replace(changes=(*self._new_weights.changes, change))
 
     def _next_weights(self) -> Mapping[str, float] | None:
         """The weights of the next epoch: those that were set for it, or the last ones of this epoch."""
@@ -319,7 +323,8 @@ class EpochSampler:
 
         With `gather`, ranks compare their states first, and all raise if they differ: a collective.
         With `at`, an earlier state of this sampler, it is the position of that state with the rows
-        that are excluded now: for a trainer that is some batches behind the loader.
+        that are excluded now, and the weights that were set since: for a trainer that is some
+        batches behind the loader.
 
         >>> sampler = EpochSampler(range(10), global_batch=2, rank=0, world_size=1)
         >>> sampler.state_dict()["position"]
@@ -327,7 +332,7 @@ class EpochSampler:
         """
         state = pack(self._saved())
         if at is not None:
-            state = moved(state, at)
+            state = moved(state, at, self._new_weights)
         return agreed(state, self.ranks) if gather else state
 
     def _saved(self) -> Saved:
@@ -352,3 +357,4 @@ class EpochSampler:
         if saved.global_batch != self.global_batch:
             cursor = cursor.recut(self.layout._replace(global_batch=saved.global_batch))
         self.cursor, self._next, self._named_epoch = cursor, saved.next, False
+        self._new_weights = NewWeights()

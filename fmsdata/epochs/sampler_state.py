@@ -30,6 +30,14 @@ class NextEpoch(NamedTuple):
     weights: tuple[Mapping[str, float] | None] | None  # None: as at the end of this epoch
 
 
+class NewWeights(NamedTuple):
+    """Weights that were set since the sampler was created or resumed, which a state from before lacks."""
+
+    epoch: int = -1  # the epoch in which `next` was set
+    next: tuple[Mapping[str, float] | None] | None = None
+    changes: tuple[Change, ...] = ()
+
+
 class Saved(NamedTuple):
     """The content of a state."""
 
@@ -97,8 +105,8 @@ def unpack(states: State | Sequence[State], own: Saved, orders: OrderRecipe, siz
     return Saved(own.seed, own.shuffle, batch, own.rows, cursor, NextEpoch(next_excluded, new_weights))
 
 
-def moved(state: Any, earlier: Any) -> State:
-    """A state at the position of an earlier one, with the rows that are excluded now."""
+def moved(state: Any, earlier: Any, new: NewWeights) -> State:
+    """A state at the position of an earlier one, with the exclusions and weights that were set since."""
     if not isinstance(earlier, Mapping) or any(earlier.get(name) != state[name] for name in COMMON):
         raise StateError(f"at is {shown(earlier)}; it must be an earlier state of the same sampler")
     if earlier.get("epoch") == state["epoch"] and earlier.get("excluded") != state["excluded"]:
@@ -106,7 +114,20 @@ def moved(state: Any, earlier: Any) -> State:
             "rows were excluded or included at once (mode='immediate') since that state, which it can't take up; "
             "save the state of now, or use mode='next_epoch' where batches are in flight"
         )
-    return {**earlier, "next_excluded": state["next_excluded"]}
+    return {**earlier, "next_excluded": state["next_excluded"], "weights": _with_weights(dict(earlier), new)}
+
+
+def _with_weights(earlier: State, new: NewWeights) -> str:
+    """The weights of an earlier state, and those that were set for its next epoch and its later steps."""
+    saved = parse(earlier.get("weights"), "weights")
+    with Restoring("the earlier state"):
+        handed_out = number(earlier, "position") - number(earlier, "cut")
+        step = number(earlier, "step") + handed_out // number(earlier, "global_batch")
+        changes = dict(saved["changes"]) | {
+            change.step: change.weights for change in new.changes if change.step >= step
+        }
+        following = new.next if new.epoch >= number(earlier, "epoch") else saved["next"]
+        return json.dumps({"next": following, "changes": sorted(changes.items())})
 
 
 def _next_weights(saved: Any) -> tuple[Mapping[str, float] | None] | None:

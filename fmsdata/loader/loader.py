@@ -49,6 +49,8 @@ from fmsdata.tasks.batch import check_outputs
 from fmsdata.tasks.causal_lm import CausalLM
 from fmsdata.tasks.collate import Collate
 
+NO_STATE = "an evaluation has no state: it reads its set from the top at each iteration"
+
 
 class StatefulDataLoader:
     """Batches of the lanes that belong to this rank, endlessly.
@@ -119,7 +121,8 @@ class StatefulDataLoader:
     ) -> None:
         if not isinstance(data, Rescalable):
             raise ConfigError(
-                f"a loader reads a Rescalable, or rows with sampler=EpochSampler(rows, ...), not {data!r} alone"
+                "a loader reads a Rescalable, or rows with sampler=EpochSampler(rows, ...), not a "
+                f"{type(data).__name__} alone"
             )
         for_rows = (sampler, collate_fn, prefetch_factor, drop_last)
         if any(argument is not None for argument in for_rows) or not row_ids:
@@ -416,7 +419,7 @@ class StatefulDataLoader:
         """
         if self.evaluation:
             if any(state if isinstance(state, list | tuple) else [state]):
-                raise StateError("an evaluation has no state: it reads its set from the top at each iteration")
+                raise StateError(NO_STATE)
             return
         saved = self.data.resume(state, self._mine)
         lanes = saved.data.start(self._mine, saved.lanes)
@@ -444,6 +447,7 @@ class StatefulDataLoader:
 
         Of the ranks of a `mesh` that share their data, one writes.
         """
+        self._refuse_folder()
         return self._saving.save(self._positions, self._state)
 
     def load(self, step: int | None = None) -> None:
@@ -454,7 +458,12 @@ class StatefulDataLoader:
 
         >>> loader.load(step=12_000)     # doctest: +SKIP
         """
+        self._refuse_folder()
         self._load(self._saving.load(self._mine, None if step is None else whole("step", step)))
+
+    def _refuse_folder(self) -> None:
+        if self.evaluation:
+            raise ConfigError(f"{NO_STATE}, so there is nothing to save or load; save the loader of the training")
 
     def _load(self, states: Sequence[State]) -> None:
         """Resume from states of the checkpoint folder."""

@@ -5,12 +5,13 @@ when one is handed out. If the cursor was moved by anything else (a state that w
 that was set, another loader), what was read ahead is thrown away, and the loader follows.
 """
 
+import inspect
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fmsdata.core.checks import flag, whole
+from fmsdata.core.checks import check_parameters, flag, whole
 from fmsdata.core.state import State
 from fmsdata.epochs.cursor import Cursor, PlannedBatch
 from fmsdata.epochs.fine_tuning import FineTuningRows
@@ -251,6 +252,18 @@ class RowLoader(StatefulDataLoader):
         return prefetch
 
 
+INSTEAD = {  # of arguments that other loaders have
+    "shuffle": "the sampler decides the order; give shuffle to the EpochSampler, where it is True by default",
+    "batch_sampler": "give batch_size, and global_batch to the EpochSampler, which cuts the batches",
+    "generator": "the order comes from the seed of the EpochSampler, and what a row draws from seed, epoch and row",
+    "worker_init_fn": "it is not needed for seeds, since what a row draws depends on seed, epoch and row alone; let "
+    "the dataset open files when it needs them first",
+    "timeout": "use stall_timeout, in seconds, after which a worker that is silent is a StallError",
+    "prefetch": "use prefetch_factor, the batches that each of the num_workers reads ahead",
+    "in_order": "leave it out, since batches always come in order",
+    "snapshot_every_n_steps": "leave it out, since a state is exact after every batch",
+    "evaluation": "give the EpochSampler shuffle=False and drop_last=False, and the loss the rows without is_padding",
+}
 NO_FOLDER = (
     "a loader of rows has no checkpoint folder: its state is small and the same on all ranks; save loader.state_dict() "
     "with the model, or use fmsdata.train_state"
@@ -270,10 +283,15 @@ def _refuse(others: dict[str, Any]) -> None:
         elif name == "checkpoint":
             if value is not None:
                 raise ConfigError(NO_FOLDER)
-        else:
+        elif name in INSTEAD:
+            raise ConfigError(f"{name} is no argument of a loader of rows: {INSTEAD[name]}")
+        elif name in inspect.signature(StatefulDataLoader.__init__).parameters:
             raise ConfigError(
                 f"{name} is for a loader of a stream, and this one reads rows with a sampler: leave it out"
             )
+        else:
+            known = set(inspect.signature(RowLoader.__init__).parameters) - {"self", "data", "others"}
+            check_parameters("StatefulDataLoader", [name], sorted(known))
 
 
 def _checked_batch(batch_size: int | None, sampler: EpochSampler) -> int:
@@ -285,9 +303,11 @@ def _checked_batch(batch_size: int | None, sampler: EpochSampler) -> int:
             )
         return 1
     if batch_size is None:
-        raise ConfigError("batch_size is missing: the rows of a step on this rank")
-    batch_size = whole("batch_size", batch_size, least=1)
-    step = batch_size * sampler.world_size
+        most = sampler.global_batch // sampler.world_size
+        raise ConfigError(
+            f"batch_size is missing: give the number of rows that this rank gets in a step, such as batch_size={most}"
+        )
+    step = whole("batch_size", batch_size, least=1) * sampler.world_size
     if sampler.global_batch % step:
         raise ConfigError(
             f"batch_size is {batch_size} on each of {sampler.world_size} ranks, {step} rows in all, but global_batch "
