@@ -50,6 +50,43 @@ def test_workers_start_beside_threads_that_never_stop(large: Path, object_store:
     assert len(printed) == (STARTS if method != "spawn" else 2)
 
 
+STARTING = """
+import faulthandler, threading
+from itertools import islice
+import fmsdata
+
+def build(**options):
+    lines = fmsdata.Shuffle(fmsdata.Pack(fmsdata.ShardReader("web"), seq_len=17), window=64)
+    return fmsdata.StatefulDataLoader(fmsdata.Rescalable(lines, lanes=12, seed=1), batch_size=3, **options)
+
+def read(loader):
+    rows = [batch["input_ids"].tolist() for batch in islice(iter(loader), 4)]
+    loader.close()
+    return rows
+
+def start_again_and_again():
+    while not stop.is_set():
+        read(build())
+
+faulthandler.dump_traceback_later(200, exit=True)
+stop = threading.Event()
+expected = read(build())
+threads = [threading.Thread(target=start_again_and_again) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for _ in range(6):
+    print(read(build(num_workers=2, multiprocessing_context="fork")) == expected)
+stop.set()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_forked_workers_start_beside_loaders_that_begin_all_the_time(large: Path) -> None:
+    """A loader that begins computes, under locks, what it later only looks up."""
+    assert run(["-c", STARTING], cwd=large).split() == ["True"] * 6
+
+
 def test_a_fork_waits_until_threads_of_the_package_are_quiet() -> None:
     """A thread inside a gate holds a lock now and then: no child ever inherits it locked."""
     gate, lock, stop = ForkGate(), threading.Lock(), threading.Event()
