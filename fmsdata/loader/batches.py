@@ -130,9 +130,9 @@ class LocalBatchSource:
         try:
             batches = collect_all([rows for rows, _, _ in taken], self._extra_tokens)
         except Exception as error:
-            if len(taken) == 1:
-                raise
             self._failure, batches = error, self._collect_some([rows for rows, _, _ in taken])
+            if not batches:
+                raise
         self._read += [LineBatch(batch, *read[1:]) for batch, read in zip(batches, taken, strict=False)]
         slow = time.perf_counter() - began > ROUND_SECONDS / 2
         most = max(1, min(ROUND, ROUND_BYTES // batches[0].tokens.nbytes))
