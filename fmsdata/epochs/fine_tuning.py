@@ -8,7 +8,7 @@ tokenized when they are first needed, once. An `EpochSampler` plans lines of the
 import logging
 import os
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,10 @@ from fmsdata.epochs.encoded import LARGEST, Encoder, PromptResponse
 from fmsdata.epochs.mixture import RowMixture
 from fmsdata.epochs.rows import length
 from fmsdata.epochs.token_table import TokenTable
-from fmsdata.epochs.tokenize_once import RowCache, Tokenized, tokenize_once
 from fmsdata.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from fmsdata.epochs.tokenize_once import Tokenized
 
 Oversized = Literal["truncate", "drop", "error"]
 LEAST = 2  # tokens of a line: one to read and one to predict
@@ -91,7 +93,7 @@ class FineTuningRows:
             "oversized", "truncate" if oversized is None else oversized, get_args(Oversized)
         )
         self.pad, self.shift = whole("pad", pad), flag("shift", shift)
-        self._cache = RowCache(cache)
+        self._cache = cache
         self._encoder: Encoder
         if messages is not None:
             _refuse_for_chats(
@@ -124,12 +126,14 @@ class FineTuningRows:
         return {"input_ids": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
 
     @cached_property
-    def _tokenized(self) -> Tokenized:
+    def _tokenized(self) -> "Tokenized":
+        from fmsdata.epochs.tokenize_once import RowCache, tokenize_once  # with Arrow, which other rows do not need
+
         if len(self.dataset) != self._size:
             raise ConfigError(
                 f"the dataset had {self._size} rows, and has {len(self.dataset)} now; create new rows of it"
             )
-        return tokenize_once(self.dataset, self._size, self._encoder, self._cache)
+        return tokenize_once(self.dataset, self._size, self._encoder, RowCache(self._cache))
 
     @property
     def table(self) -> TokenTable:

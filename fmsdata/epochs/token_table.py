@@ -15,15 +15,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.epochs.encoded import Encoded, Int32s
 from fmsdata.errors import DataError
 from fmsdata.storage.own_folder import is_private, open_own_file, open_own_folder
 
-LIST = pa.large_list(pa.int32())
-SCHEMA = pa.schema([("tokens", LIST), ("trained", LIST)])
+COLUMNS = ("tokens", "trained")  # lists of integers
 
 
 class TokenTable:
@@ -43,9 +41,9 @@ class TokenTable:
                 f"{self.path}: the tokenized rows are not there; was the cache removed, or is this another machine? "
                 "Create the FineTuningRows again"
             ) from None
-        except (pa.ArrowInvalid, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:  # of the file, or of Arrow
             raise DamagedTableError(f"{self.path}: can't be read ({error})") from None
-        lists = [[_flat(batch.column(name)) for batch in batches] for name in SCHEMA.names]
+        lists = [[_flat(batch.column(name)) for batch in batches] for name in COLUMNS]
         self._tokens, runs = ([values for values, _ in parts] for parts in lists)
         lengths, run_lengths = (np.concatenate([np.empty(0, np.int64), *(n for _, n in parts)]) for parts in lists)
         self.starts: Ints = offsets(lengths)  # of each row in all tokens
@@ -54,6 +52,8 @@ class TokenTable:
         self._first_runs = offsets(run_lengths)
 
     def _map(self) -> list[Any]:
+        import pyarrow as pa  # rows of other kinds do not need it
+
         with open_own_folder(str(self.path.parent)) as folder:
             fd = open_own_file(self.path.name, os.O_RDONLY, folder)
         try:
@@ -62,7 +62,7 @@ class TokenTable:
             reader = pa.ipc.open_file(pa.py_buffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ)))
         finally:
             os.close(fd)
-        if not reader.schema.equals(SCHEMA):
+        if not reader.schema.equals(_schema()):
             raise ValueError(f"its columns are {', '.join(reader.schema.names)}")
         return [reader.get_batch(i) for i in range(reader.num_record_batches)]
 
@@ -125,15 +125,24 @@ def _flat(column: Any) -> tuple[npt.NDArray[Any], Ints]:
     return column.flatten().to_numpy(zero_copy_only=True), column.value_lengths().to_numpy().astype(np.int64)
 
 
+def _schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema([(name, pa.large_list(pa.int32())) for name in COLUMNS])
+
+
 def write_table(path: Path, parts: Iterable[Encoded], done: Callable[[int], None]) -> None:
     """Write the rows, some at a time."""
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, SCHEMA) as writer:
+    import pyarrow as pa
+
+    schema = _schema()
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         for part in parts:
             lists = [
                 pa.LargeListArray.from_arrays(pa.array(offsets(counts), pa.int64()), pa.array(values, pa.int32()))
                 for values, counts in ((part.tokens, part.lengths), (part.runs, part.run_lengths))
             ]
-            writer.write_batch(pa.record_batch(lists, schema=SCHEMA))
+            writer.write_batch(pa.record_batch(lists, schema=schema))
             done(len(part.lengths))
     with suppress(OSError):
         path.chmod(0o600)
