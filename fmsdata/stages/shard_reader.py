@@ -7,6 +7,7 @@ the state is two numbers: the next block of the lane, and the next document in i
 import copy
 import math
 from collections.abc import Collection, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from fmsdata.core.blocks import Address, BlockName, Located
 from fmsdata.core.checks import whole
 from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import Exhausted, StageIterator
-from fmsdata.core.keys import Ints, keys_of, mix_array, offsets
+from fmsdata.core.keys import Ints, Keys, keys_of, mix_array, offsets
 from fmsdata.core.lane import Lane
 from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, Buffer
 from fmsdata.core.stage import Size, Stage
@@ -221,7 +222,7 @@ class _ReaderIterator(StageIterator):
         few = int(np.searchsorted(np.cumsum(sizes), self._target)) + 1
         tokens = np.cumsum(sizes[:few] * plan.mean_lengths.take(addresses[:few, 0]))
         most = min(CHUNK_TOKENS, self._blocks.tokens_at_once)
-        return blocks.before(min(few, int(np.searchsorted(tokens, most)) + 1))
+        return blocks.part(0, min(few, int(np.searchsorted(tokens, most)) + 1))
 
     def _announce(self, address: Address) -> None:
         shard, first, stop = address
@@ -236,7 +237,8 @@ class _ReaderIterator(StageIterator):
             raise StateError(f"'document' is {self._visited}, but the block has only {sizes[0]} documents")
         if reader.strip:
             stripped, length = strip_ends(documents.arrays, documents.array, start, length, np.array(reader.strip))
-        keys = mix_array(keys_of((self._order.seed, self._source, blocks.epoch), blocks.numbers))
+        epochs = _runs(blocks.epochs)
+        keys = mix_array(self._keys(blocks, epochs))
         place = documents.number - blocks.addresses[:, 1].take(documents.block)
         mixed = mix_array(place.astype(np.uint64) ^ keys.take(documents.block))
         order = np.argsort(mixed >> BLOCK_BITS | documents.block.astype(np.uint64) << KEY_BITS, kind="stable")
@@ -246,6 +248,9 @@ class _ReaderIterator(StageIterator):
         order = order.take(kept)
         spans = np.zeros((len(kept), COLUMNS), np.int64)
         spans[:, BUFFER] = documents.array.take(order)
+        if len(epochs) > 1:  # a buffer for each array and epoch
+            number = np.repeat(np.arange(len(epochs)), [stop - start for _, start, stop in epochs])
+            spans[:, BUFFER] += number.take(documents.block.take(order)) * len(documents.arrays)
         spans[:, START] = start.take(order)
         spans[:, LENGTH] = length.take(order)
         spans[:, DOCUMENT] = documents.number.take(order)
@@ -259,7 +264,13 @@ class _ReaderIterator(StageIterator):
         self._at[:-1, 0] = block + self._place
         self._at[:-1, 1] = kept - first.take(block)
         self._at[-1] = self._place + len(blocks), 0
-        return Chunk(self._buffers(documents, blocks.epoch), spans, np.arange(len(kept) + 1))
+        buffers = [buffer for epoch, _, _ in epochs for buffer in self._buffers(documents, epoch)]
+        return Chunk(buffers, spans, np.arange(len(kept) + 1))
+
+    def _keys(self, blocks: PlannedBlocks, epochs: list[tuple[int, int, int]]) -> Keys:
+        """The key of each block."""
+        parts = [keys_of((self._order.seed, self._source, epoch), blocks.numbers[a:b]) for epoch, a, b in epochs]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _buffers(self, documents: Located, epoch: int) -> list[Buffer]:
         names, plan, seed = self._reader.counts.shards, self._order.plan, self._order.seed
@@ -283,6 +294,12 @@ class _ReaderIterator(StageIterator):
         arrays, array, start, length, _ = self._blocks.look_up(address)
         strip = np.array(self._reader.strip)
         return strip_ends(arrays, array, start, length, strip)[1] if len(strip) else length
+
+
+def _runs(values: Ints) -> list[tuple[int, int, int]]:
+    """The runs of equal values: the value, and where it starts and stops."""
+    starts = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
+    return [(int(values[start]), start, stop) for start, stop in pairwise(starts)]
 
 
 def _checked_epochs(epochs: float | None) -> float | None:
