@@ -95,7 +95,7 @@ def warn_of_accelerate() -> None:
 def warn_of_deepspeed() -> None:
     """Warn if DeepSpeed is in use, which keeps the client state of one rank, and the state is that of this rank."""
     comm = sys.modules.get("deepspeed.comm")
-    if comm is None or not comm.is_initialized() or _stack("torch"):  # torch saves the states of all ranks
+    if comm is None or not comm.is_initialized() or _stack("torch.distributed.checkpoint"):
         return
     warnings.warn(
         "deepspeed is in use, and keeps the client_state of one rank, but state_dict() holds the lanes of this rank: a "
@@ -120,12 +120,12 @@ def _library_in_use() -> str:
     return next((library for library in LINES if _stack(library)), "")
 
 
-def _stack(library: str) -> list[FrameType]:
+def _stack(package: str) -> list[FrameType]:
     """The frames of a package that are on the stack."""
     frames = []
     frame = inspect.currentframe()
     while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] == library:
+        if f"{frame.f_globals.get('__name__', '')}.".startswith(f"{package}."):
             frames.append(frame)
         frame = frame.f_back
     return frames
