@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 
 import torch
 import torch._utils
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention.flex_attention import AuxOutput, create_block_mask, create_mask
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -41,3 +42,14 @@ attention = import_module("torchtitan.models.common.attention")
 attention._compiled_create_block_mask = create_block_mask
 attention.FlexAttention._compiled_flex_attn = staticmethod(dense_attention)
 import_module("torchtitan.distributed.utils").set_pg_timeouts = lambda **_: None  # gloo has no barrier for devices
+
+
+def sum_gradients(model: Any) -> None:
+    """What torchtitan does, with a reduction that gloo has."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+import_module("torchtitan.distributed.fsdp").disable_fsdp_gradient_division = sum_gradients
