@@ -11,30 +11,35 @@ from typing import Any, TypeAlias
 from fmsdata.config.build import build_loader
 from fmsdata.errors import ConfigError
 from fmsdata.loader.loader import StatefulDataLoader
+from fmsdata.run.ranks import Ranks
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Callable[..., StatefulDataLoader]
 
 
 def build(
-    source: Source, trainer: str, overrides: Mapping[str, Any] | None = None, *, rank: int, world_size: int
+    source: Source, trainer: str, overrides: Mapping[str, Any] | None = None, **ranks: Any
 ) -> StatefulDataLoader:
-    """The loader of this data-parallel rank: from a YAML file, a dict, or a function of `rank` and `world_size`."""
+    """The loader of this data-parallel rank: from a YAML file, a dict, or a function of the arguments for the rank.
+
+    Those are what a loader takes: `rank` and `world_size`, or `process_group`.
+    """
     if isinstance(source, StatefulDataLoader):
         raise ConfigError(
             f"this loader was built before {trainer} knew its ranks; give the configuration instead, or a function:\n"
-            "    def build(rank, world_size):\n"
-            "        return fmsdata.StatefulDataLoader(data, batch_size=..., rank=rank, world_size=world_size)"
+            "    def build(**ranks):\n"
+            "        return fmsdata.StatefulDataLoader(data, batch_size=..., **ranks)"
         )
     if callable(source):
-        loader = source(rank=rank, world_size=world_size)
+        loader = source(**ranks)
         if not isinstance(loader, StatefulDataLoader):
             raise ConfigError(f"{source!r} returned {loader!r}; it must return a StatefulDataLoader")
     else:
-        loader = build_loader(source, overrides, rank=rank, world_size=world_size)
-    if (loader.rank, loader.world_size) != (rank, world_size):
+        loader = build_loader(source, overrides, **ranks)
+    expected = Ranks.given_by(**ranks)
+    if expected is not None and (loader.rank, loader.world_size) != (expected.rank, expected.world_size):
         raise ConfigError(
-            f"the loader is rank {loader.rank} of {loader.world_size}, but {trainer} says rank {rank} of {world_size}; "
-            "pass the rank= and world_size= that the function gets on to the loader"
+            f"the loader is rank {loader.rank} of {loader.world_size}, but {trainer} says rank {expected.rank} of "
+            f"{expected.world_size}; pass the arguments that the function gets on to the loader"
         )
     if loader.checkpoint is not None:
         raise ConfigError(
