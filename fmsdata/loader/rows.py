@@ -32,6 +32,8 @@ MOST_PREFETCH = MOST_DESCRIPTORS - 8
 class RowLoader(StatefulDataLoader):
     """Batches of rows, epoch after epoch. See `StatefulDataLoader`."""
 
+    sampler: EpochSampler
+
     def __init__(
         self,
         data: Any,

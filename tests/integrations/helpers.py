@@ -35,6 +35,7 @@ class Job:
     world_size: int = 1
     kill_after: int | None = None
     arguments: Sequence[str] = ()
+    folder: str = "."  # where it runs, below that of all jobs: it gets the same configurations
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Result:
 
     codes: list[int]
     logs: list[str]
+    found: list[Any]  # what each rank wrote with `report`
     trained: list[list[list[int]]]
     evaluated: list[list[list[int]]]
 
@@ -61,6 +63,9 @@ def run_jobs(folder: Path, jobs: Sequence[Job], imports: Sequence[str] = (), tim
     """Run jobs one after the other, in this folder. `imports` are the modules that all of them need."""
     for job in jobs:
         (folder / f"{job.name}.py").write_text(job.script)
+        (folder / job.folder).mkdir(exist_ok=True)
+        for config in folder.glob("*.yaml") if job.folder != "." else ():
+            (folder / job.folder / config.name).write_text(config.read_text())
     plan = [{**vars(job), "script": str(folder / f"{job.name}.py")} for job in jobs]
     (folder / "jobs.json").write_text(json.dumps({"imports": imports, "jobs": plan}))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -79,14 +84,16 @@ def run_jobs(folder: Path, jobs: Sequence[Job], imports: Sequence[str] = (), tim
 
 
 def _result(folder: Path, job: Job, codes: list[int]) -> Result:
-    logs, trained, evaluated = [], [], []
+    logs, found, trained, evaluated = [], [], [], []
     for rank in range(job.world_size):
         logs.append((folder / f"{job.name}-{rank}.log").read_text())
+        report = folder / f"{job.name}-{rank}.json"
+        found.append(json.loads(report.read_text()) if report.exists() else None)
         path = folder / f"{job.name}-{rank}.jsonl"
         records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         trained.append([record["rows"] for record in records if record["training"]])
         evaluated.append([record["rows"] for record in records if not record["training"]])
-    return Result(codes, logs, trained, evaluated)
+    return Result(codes, logs, found, trained, evaluated)
 
 
 def script_of(page: str) -> str:
@@ -121,6 +128,22 @@ def read_stream(config: Path, samples: int = 200) -> list[int]:
     rows = [row for batch in islice(loader, -(-samples // BATCH_SIZE)) for row in batch["input_ids"][:, 0].tolist()]
     loader.close()
     return rows[:samples]
+
+
+def resumed_jobs(script: str, kill_after: int) -> list[Job]:
+    """A script that resumes by itself: on 2 ranks, killed, then on 1; and the other way round."""
+    return [
+        Job("2-killed", script, 2, kill_after, folder="2-to-1"),
+        Job("2-to-1", script, 1, folder="2-to-1"),
+        Job("1-killed", script, 1, kill_after, folder="1-to-2"),
+        Job("1-to-2", script, 2, folder="1-to-2"),
+    ]
+
+
+def check_resumed(results: dict[str, Result], stream: Sequence[int], saved_after: int) -> None:
+    """The results of `resumed_jobs`, whose last checkpoint was saved after so many batches."""
+    for killed, resumed in (("2-killed", "2-to-1"), ("1-killed", "1-to-2")):
+        check_chain(stream, (results[killed].check_killed(), saved_after), (results[resumed].check(), None))
 
 
 def in_order(ranks: Sequence[Sequence[Sequence[int]]], batches: int | None = None) -> list[int]:

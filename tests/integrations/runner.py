@@ -55,9 +55,10 @@ def run_rank(rank: int, port: int, job: dict[str, Any], folder: Path) -> None:
         os.dup2(log, 2)
         faulthandler.dump_traceback_later(120, exit=True)  # what hangs is named
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
-        os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
-        os.chdir(folder)
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        os.environ |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+        os.environ["REPORT"] = str(folder / f"{name}-{rank}.json")
+        os.chdir(folder / job["folder"])
         torch.set_num_threads(1)
         register_module_forward_pre_hook(Recorder(folder / f"{name}-{rank}.jsonl", job["kill_after"]))
         sys.argv = [job["script"], *job["arguments"]]
@@ -73,6 +74,11 @@ def run_rank(rank: int, port: int, job: dict[str, Any], folder: Path) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def report(found: Any) -> None:
+    """What a test is to know of a rank. Called by programs of tests."""
+    Path(os.environ["REPORT"]).write_text(json.dumps(found))
 
 
 def run(job: dict[str, Any], folder: Path) -> list[int]:

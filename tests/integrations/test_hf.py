@@ -1,0 +1,129 @@
+"""The real Trainer of transformers, on 1 and 2 processes: exact, or an error that shows the line to write."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.integrations.helpers import (
+    Job,
+    Result,
+    check_chain,
+    check_resumed,
+    resumed_jobs,
+    run_jobs,
+    script_of,
+    write_numbered,
+)
+
+PROGRAM = (Path(__file__).parent / "programs" / "hf.py").read_text()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hf")
+
+
+@pytest.fixture(scope="module")
+def stream(folder: Path) -> list[int]:
+    return write_numbered(folder, shift=False)
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path, stream: list[int]) -> dict[str, Result]:
+    jobs = [
+        *resumed_jobs(script_of("huggingface.md"), kill_after=10),
+        Job("epochs, killed", PROGRAM, 1, 9, ["epochs"], folder="epochs"),
+        Job("epochs", PROGRAM, 1, None, ["epochs"], folder="epochs"),
+        *(Job(name, PROGRAM, 1, None, [name], folder=name) for name in ("naive", "refused", "evaluated", "counting")),
+        Job("evaluated by 2", PROGRAM, 2, None, ["evaluated"], folder="evaluated by 2"),
+    ]
+    return run_jobs(
+        folder,
+        jobs,
+        ["transformers", "transformers.trainer", "transformers.models.llama.modeling_llama", "fmsdata.config.build"],
+    )
+
+
+def test_the_page_resumes_exactly_on_another_number_of_processes(results: dict[str, Result], stream: list[int]) -> None:
+    """Saved after step 3 of the optimizer, with 2 batches each, and killed after 10 batches."""
+    check_resumed(results, stream, saved_after=6)
+
+
+def test_evaluation_in_between_reads_the_same_set_each_time(results: dict[str, Result]) -> None:
+    for name in ("2-to-1", "1-to-2"):
+        sets = [
+            sorted(
+                row
+                for rank in results[name].evaluated
+                for batch in rank[first : first + len(rank) // 2]
+                for row in batch
+            )
+            for first in (0, len(results[name].evaluated[0]) // 2)
+        ]
+        assert len(sets[0]) == 8
+        assert sets[0] == sets[1]
+
+
+def test_a_run_in_epochs_resumes_within_one(results: dict[str, Result], stream: list[int]) -> None:
+    """Epochs of 3 steps with 2 batches each. Saved after step 4."""
+    check_chain(stream, (results["epochs, killed"].check_killed(), 8), (results["epochs"].check(), None))
+    assert sum(map(len, results["epochs"].trained[0])) == 2 * (3 * 6 - 8)
+    assert results["epochs"].found[0] == pytest.approx([step / 3 for step in range(1, 10)])
+
+
+def test_the_loss_of_an_evaluation_is_the_same_on_any_number_of_processes(results: dict[str, Result]) -> None:
+    losses = [*results["evaluated"].check().found, *results["evaluated by 2"].check().found]
+    assert len(losses) == 3
+    for repeated in losses:
+        assert repeated == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_a_trained_model_counts_on(results: dict[str, Result]) -> None:
+    """If labels were shifted twice, it would continue with 61."""
+    assert results["counting"].check().found[0] == [60, 61, 62]
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("no position", "its checkpoints do not hold the position of this loader"),
+        ("skips", "a loader has no 'dataset'"),
+        ("restarts", "the Trainer resumes from naive/checkpoint-2 at step 2, but the loader is at the start"),
+        ("plain trainer", "the stream has no end"),
+    ],
+)
+def test_the_naive_ways_show_the_right_line(results: dict[str, Result], way: str, message: str) -> None:
+    error = results["naive"].check().found[0][way]
+    assert message in error
+    assert "    trainer = Trainer(model, args, train_dataset=loader)\n" in error
+
+
+def test_labels_that_would_be_shifted_twice_are_refused(results: dict[str, Result]) -> None:
+    for program in ("naive", "refused"):
+        error = results[program].check().found[0]["shifted"]
+        assert "LlamaForCausalLM shifts them once more" in error
+        assert "task: {name: causal_lm, shift: false}" in error
+
+
+def test_a_checkpoint_without_a_position_is_refused(results: dict[str, Result]) -> None:
+    assert "naive/checkpoint-2 has no fmsdata.json" in results["naive"].found[0]["foreign"]
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("batch size", "TrainingArguments(..., per_device_train_batch_size=loader.batch_size)"),
+        ("search", "auto_find_batch_size begins again with other batches"),
+        ("own folder", "remove `checkpoint` from the loader"),
+        ("length", "TrainingArguments(..., max_steps=2)"),
+        ("length, max_steps", "no error"),
+        ("evaluation", "pass it as eval_dataset"),
+        ("evaluation of a stream", "StatefulDataLoader(data, batch_size=..., evaluation=True)"),
+        ("evaluation that is filled up", "evaluation: {samples: 6}"),
+        ("ranks", "the loader reads as rank 0 of 3, but the Trainer has 1 data-parallel ranks"),
+    ],
+)
+def test_arguments_under_which_a_run_is_not_exact_are_refused(
+    results: dict[str, Result], way: str, message: str
+) -> None:
+    assert message in results["refused"].check().found[0][way]
