@@ -122,9 +122,10 @@ def write_numbered(folder: Path, *, shift: bool = True, evaluation_samples: int 
     return read_stream(folder / "run.yaml")
 
 
-def read_stream(config: Path, samples: int = 200) -> list[int]:
-    """The first tokens of the first samples of a stream."""
-    loader = fmsdata.build_loader(config, rank=0, world_size=1)
+def read_stream(config: Path, samples: int = 200, seq_len: int | None = None) -> list[int]:
+    """The first tokens of the first samples of a stream, with the sequence length that a script gives it."""
+    overrides = {} if seq_len is None else {"pack.seq_len": seq_len}
+    loader = fmsdata.build_loader(config, overrides, rank=0, world_size=1)
     rows = [row for batch in islice(loader, -(-samples // BATCH_SIZE)) for row in batch["input_ids"][:, 0].tolist()]
     loader.close()
     return rows[:samples]
