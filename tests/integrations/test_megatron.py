@@ -6,7 +6,7 @@ import pytest
 
 from tests.integrations.helpers import Job, Result, check_chain, in_order, read_stream, run_jobs, script_of, write_numbered
 
-ON_CPU = "tests.integrations.megatron_on_cpu"
+ON_CPU = "tests.integrations.programs.megatron_on_cpu"
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import tokenizers
 
 from tests.integrations.helpers import Job, Result, check_chain, in_order, read_stream, run_jobs, script_of, write_numbered
 
-ON_CPU = "tests.integrations.torchtitan_on_cpu"
+ON_CPU = "tests.integrations.programs.torchtitan_on_cpu"
 
 
 @pytest.fixture(scope="module")
