@@ -45,7 +45,7 @@ def load_checkpoint(
 ) -> tuple[str | None, dict[str, Any]]:
     """`engine.load_checkpoint(folder, ...)`, and move the loader to the position that was saved.
 
-    Returns the path, which is None if there is no checkpoint, and your own client state.
+    Returns the path, which is None if there is no checkpoint, and the client state without that of the loader.
 
     >>> path, mine = load_checkpoint(engine, "checkpoints", loader)     # doctest: +SKIP
     """

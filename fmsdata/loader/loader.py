@@ -84,6 +84,7 @@ class StatefulDataLoader:
     dataset: Any = NotHere()
     sampler: Any = NotHere()
     batch_sampler: Any = NotHere()
+    evaluation: bool = False
     keeper: str | None = None  # the trainer whose checkpoints hold the state
 
     def __new__(cls, *_: Any, sampler: EpochSampler | None = None, **__: Any) -> "StatefulDataLoader":

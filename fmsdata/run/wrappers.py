@@ -19,7 +19,13 @@ EXACT = (
     "    loader = fmsdata.StatefulDataLoader(data, batch_size=...)\n"
     "    state = loader.state_dict(gather=True)"
 )
-ONE_RANK_SAVERS = {"accelerate", "lightning", "lightning_fabric", "pytorch_lightning"}  # they save what rank 0 returns
+# They save what rank 0 returns, unless they are connected to a loader in this way.
+INTEGRATIONS = {
+    "accelerate": "fmsdata.integrations.accelerate.register(accelerator, loader)",
+    "lightning": "fmsdata.integrations.lightning",
+    "lightning_fabric": "fmsdata.integrations.lightning",
+    "pytorch_lightning": "fmsdata.integrations.lightning",
+}
 
 
 def refuse_wrappers(ranks: Ranks, lanes: int, seed: int) -> str | None:
@@ -71,11 +77,11 @@ def refuse_to_save(ranks: Ranks, gather: bool, reader: str | None = None) -> Non
     """
     caller = next(_callers(2), None)
     library = "" if caller is None else _library(caller)
-    if ranks.world_size > 1 and not gather and library in ONE_RANK_SAVERS:
+    if ranks.world_size > 1 and not gather and library in INTEGRATIONS:
         raise ConfigError(
             f"{library} saves the state of one rank only, and state_dict() on {ranks} holds the lanes of this rank: "
-            "the run could not be resumed. Hand it an object whose state_dict() returns "
-            "loader.state_dict(gather=True), the state of all ranks"
+            "the run could not be resumed. Save loader.state_dict(gather=True), the state of all ranks, as "
+            f"{INTEGRATIONS[library]} does"
         )
     if reader is not None and library != "torchdata":
         raise ConfigError(

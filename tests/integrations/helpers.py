@@ -150,6 +150,20 @@ def check_resumed(results: dict[str, Result], stream: Sequence[int], saved_after
         check_chain(stream, (results[killed].check_killed(), saved_after), (results[resumed].check(), None))
 
 
+def check_evaluations(results: dict[str, Result], samples: int) -> None:
+    """Each evaluation of `resumed_jobs` read the same set, once."""
+    seen: list[list[int]] = []
+    for name in ("2-killed", "2-to-1", "1-killed", "1-to-2"):
+        ranks = [[row for batch in rank for row in batch] for rank in results[name].evaluated]
+        each = samples // len(ranks)  # of a rank, in one evaluation
+        assert {len(rows) % each for rows in ranks} == {0}
+        for first in range(0, len(ranks[0]), each):
+            seen += [sorted(row for rows in ranks for row in rows[first : first + each])]
+    assert len(seen) >= 4
+    assert len(set(seen[0])) == samples
+    assert all(rows == seen[0] for rows in seen)
+
+
 def in_order(ranks: Sequence[Sequence[Sequence[int]]], batches: int | None = None) -> list[int]:
     """The rows of the first batches of all ranks, in the order of the stream: sample g is of rank g mod W."""
     per_rank = [[row for batch in rank[:batches] for row in batch] for rank in ranks]

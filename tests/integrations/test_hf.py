@@ -8,6 +8,7 @@ from tests.integrations.helpers import (
     Job,
     Result,
     check_chain,
+    check_evaluations,
     check_resumed,
     resumed_jobs,
     run_jobs,
@@ -50,18 +51,7 @@ def test_the_page_resumes_exactly_on_another_number_of_processes(results: dict[s
 
 
 def test_evaluation_in_between_reads_the_same_set_each_time(results: dict[str, Result]) -> None:
-    for name in ("2-to-1", "1-to-2"):
-        sets = [
-            sorted(
-                row
-                for rank in results[name].evaluated
-                for batch in rank[first : first + len(rank) // 2]
-                for row in batch
-            )
-            for first in (0, len(results[name].evaluated[0]) // 2)
-        ]
-        assert len(sets[0]) == 8
-        assert sets[0] == sets[1]
+    check_evaluations(results, samples=8)
 
 
 def test_a_run_in_epochs_resumes_within_one(results: dict[str, Result], stream: list[int]) -> None:
