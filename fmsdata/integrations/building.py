@@ -16,9 +16,7 @@ from fmsdata.run.ranks import Ranks
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Callable[..., StatefulDataLoader]
 
 
-def build(
-    source: Source, trainer: str, overrides: Mapping[str, Any] | None = None, **ranks: Any
-) -> StatefulDataLoader:
+def build(source: Source, trainer: str, overrides: Mapping[str, Any] | None = None, **ranks: Any) -> StatefulDataLoader:
     """The loader of this data-parallel rank: from a YAML file, a dict, or a function of the arguments for the rank.
 
     Those are what a loader takes: `rank` and `world_size`, or `process_group`.

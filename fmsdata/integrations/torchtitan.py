@@ -52,7 +52,9 @@ class DataLoader(BaseDataLoader):
         self, config: Config, *, dp_world_size: int, dp_rank: int, seq_len: int, local_batch_size: int, **_: Any
     ) -> None:
         if not config.dataset_path:
-            raise ConfigError("dataset_path is not set; it must be the YAML file of the run, as in dataset_path='run.yaml'")
+            raise ConfigError(
+                "dataset_path is not set; it must be the YAML file of the run, as in dataset_path='run.yaml'"
+            )
         overrides = {
             "loader.batch_size": local_batch_size,
             "loader.outputs": ["position_ids"],

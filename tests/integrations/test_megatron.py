@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.helpers import Job, Result, check_chain, in_order, read_stream, run_jobs, script_of, write_numbered
+from tests.integrations.helpers import (
+    Job,
+    Result,
+    check_chain,
+    in_order,
+    read_stream,
+    run_jobs,
+    script_of,
+    write_numbered,
+)
 
 ON_CPU = "tests.integrations.programs.megatron_on_cpu"
 

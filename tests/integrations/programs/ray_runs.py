@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from tests.integrations.runner import Recorder
 
+
 def recorded(train: Callable[[Any], None], folder: Path, job: dict[str, Any]) -> Callable[[Any], None]:
     """The function that each worker runs, with a record of what it trains on."""
 
