@@ -31,7 +31,7 @@ from fmsdata.loader.pass_end import PassEnd, checked_evaluation, mark_padding
 from fmsdata.loader.patience import StallLimits
 from fmsdata.loader.read_ahead import OnDemand, ReadAhead
 from fmsdata.loader.saving import Saving
-from fmsdata.loader.trainers import NotHere, advice, check_trainer, warn_of_accelerate, warn_of_deepspeed
+from fmsdata.loader.trainers import NotHere, advice, check_caller, check_trainer, warn_of_accelerate, warn_of_deepspeed
 from fmsdata.loader.worker_batches import WorkerBatchSource
 from fmsdata.loader.worker_pool import DEFAULT_METHOD
 from fmsdata.planning.schedule import Segment, continued
@@ -200,6 +200,7 @@ class StatefulDataLoader:
             self._from_the_top()
         else:
             check_trainer(self._positions.step, self.task)
+            check_caller(inspect.currentframe())
         self._ends.begin(self._positions.step, inspect.currentframe() if self._pass is None else None)
         return self._batches(self._iteration)
 

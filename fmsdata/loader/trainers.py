@@ -16,6 +16,10 @@ from fmsdata.tasks.causal_lm import CausalLM
 
 # The lines that connect a loader to a trainer, by the package that the trainer is in. What uses another comes first.
 LINES = {
+    "lightning": (
+        'data = fmsdata.integrations.lightning.DataModule("run.yaml")     # or a function that builds the loader\n'
+        "trainer.fit(model, datamodule=data, ckpt_path=...)"
+    ),
     "transformers": (
         "from fmsdata.integrations.hf import Trainer\n"
         "trainer = Trainer(model, args, train_dataset=loader)\n"
@@ -23,7 +27,13 @@ LINES = {
     ),
     "accelerate": "fmsdata.integrations.accelerate.register(accelerator, loader)",
     "deepspeed": "fmsdata.integrations.deepspeed.save_checkpoint(engine, folder, loader)",
+    "ray": (
+        "checkpoint = fmsdata.integrations.ray.restore(loader)            # and no prepare_data_loader\n"
+        "fmsdata.integrations.ray.report(metrics, loader, folder)"
+    ),
 }
+LINES["pytorch_lightning"] = LINES["lightning"]
+READ_AHEAD = ("lightning", "pytorch_lightning", "ray")  # what they iterate over, they read ahead, and save after that
 TRAINS = {"_run_epoch", "_inner_training_loop"}  # methods of transformers that iterate, in versions 5 and 4
 RESUME = "state = loader.state_dict(gather=True)\nloader.load_state_dict(state)"
 SHIFT = "task: {name: causal_lm, shift: false}     # or StatefulDataLoader(..., task=fmsdata.CausalLM(shift=False))"
@@ -41,6 +51,16 @@ class NotHere:
             f"a loader has no {self._name!r}: it reads a stream, at a position of its own"
             + (f", which {library} does not know" if library else "")
             + f". Instead of building another loader from it, or skipping batches, write\n{_indented(library)}"
+        )
+
+
+def check_caller(frame: FrameType | None) -> None:
+    """Raise if the caller of the function of this frame, which begins an iteration, reads ahead of what is trained on."""
+    library = "" if frame is None or frame.f_back is None else _library(frame.f_back)
+    if library in READ_AHEAD:
+        raise ConfigError(
+            f"{library} reads a batch ahead of what it trains on, and does not save the positions of all ranks: "
+            f"batches would be lost on resume. Instead of giving it the loader, write\n{_indented(library)}"
         )
 
 
@@ -129,3 +149,7 @@ def _stack(package: str) -> list[FrameType]:
             frames.append(frame)
         frame = frame.f_back
     return frames
+
+
+def _library(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

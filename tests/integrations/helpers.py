@@ -24,6 +24,7 @@ from tests.integrations.environment import PYTHON, ROOT
 DOCUMENTS, LENGTH = 500, 8
 VOCABULARY = DOCUMENTS + LENGTH
 BATCH_SIZE = 2
+RUNNER = "tests.integrations.runner"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ class Result:
         return self
 
 
-def run_jobs(folder: Path, jobs: Sequence[Job], imports: Sequence[str] = (), timeout: float = 240) -> dict[str, Result]:
+def run_jobs(
+    folder: Path, jobs: Sequence[Job], imports: Sequence[str] = (), timeout: float = 240, program: str = RUNNER
+) -> dict[str, Result]:
     """Run jobs one after the other, in this folder. `imports` are the modules that all of them need."""
     for job in jobs:
         (folder / f"{job.name}.py").write_text(job.script)
@@ -71,7 +74,7 @@ def run_jobs(folder: Path, jobs: Sequence[Job], imports: Sequence[str] = (), tim
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     environment |= {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [str(PYTHON), "-m", "tests.integrations.runner", str(folder)],
+        [str(PYTHON), "-m", program, str(folder)],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -122,9 +125,10 @@ def write_numbered(folder: Path, *, shift: bool = True, evaluation_samples: int 
     return read_stream(folder / "run.yaml")
 
 
-def read_stream(config: Path, samples: int = 200) -> list[int]:
-    """The first tokens of the first samples of a stream."""
-    loader = fmsdata.build_loader(config, rank=0, world_size=1)
+def read_stream(config: Path, samples: int = 200, seq_len: int | None = None) -> list[int]:
+    """The first tokens of the first samples of a stream, with the sequence length that a script gives it."""
+    overrides = {} if seq_len is None else {"pack.seq_len": seq_len}
+    loader = fmsdata.build_loader(config, overrides, rank=0, world_size=1)
     rows = [row for batch in islice(loader, -(-samples // BATCH_SIZE)) for row in batch["input_ids"][:, 0].tolist()]
     loader.close()
     return rows[:samples]

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-EMBEDDINGS = ("Embedding", "VocabParallelEmbedding")
+EMBEDDINGS = ("Embedding", "FSDPEmbedding", "VocabParallelEmbedding")
 GRACE = 20.0  # seconds that ranks have to end when another one has failed
 
 
