@@ -22,7 +22,7 @@ PROCESSES = 8
 @contextmanager
 def process(rank: int) -> Iterator[None]:
     """This process as one of several, which talk to nobody."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=PROCESSES)  # type: ignore[no-untyped-call]
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=PROCESSES)
     try:
         yield
     finally:
@@ -31,7 +31,7 @@ def process(rank: int) -> Iterator[None]:
 
 def ranks_of(way: str, mesh: DeviceMesh) -> list[Ranks]:
     """The ranks that a loader has in this process, for each way to pass them that the page names."""
-    found = []
+    found: list[Ranks | None] = []
     if "nothing" in way:
         found.append(Ranks.found())
     if "mesh=mesh" in way:

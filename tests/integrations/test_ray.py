@@ -1,6 +1,7 @@
 """Ray Train on a real cluster of this machine: workers are killed, and another number of them resumes."""
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
@@ -74,12 +75,14 @@ def test_each_evaluation_reads_its_set_from_the_top(runs: dict[str, Result], fol
 def test_a_loader_that_ray_prepares_is_refused(folder: Path, workers: int) -> None:
     """With 1 worker, Ray looks up nothing of the loader, but reads a batch ahead."""
     loader = fmsdata.build_loader(folder / "run.yaml", rank=0, world_size=1)
+    prepare: Any = ray.train.torch.prepare_data_loader
     context = Mock(get_world_size=lambda: workers, get_world_rank=lambda: 0)
     with (
         patch("ray.train.get_context", lambda: context),
-        patch("ray.train.torch.get_device", lambda: torch.device("cpu")),pytest.raises(fmsdata.FmsdataError) as refused
+        patch("ray.train.torch.get_device", lambda: torch.device("cpu")),
+        pytest.raises(fmsdata.FmsdataError) as refused,
     ):
-        iter(ray.train.torch.prepare_data_loader(loader))
+        iter(prepare(loader))
     assert "checkpoint = fmsdata.integrations.ray.restore(loader)            # and no prepare_data_loader" in str(
         refused.value
     )
@@ -87,9 +90,10 @@ def test_a_loader_that_ray_prepares_is_refused(folder: Path, workers: int) -> No
 
 def test_a_checkpoint_without_a_position_is_refused(folder: Path, tmp_path: Path) -> None:
     loader = fmsdata.build_loader(folder / "run.yaml", rank=0, world_size=1)
-    with patch("ray.train.get_checkpoint", lambda: ray.train.Checkpoint.from_directory(str(tmp_path))):
-        with pytest.raises(fmsdata.CheckpointError, match="has no fmsdata.json, the position in the stream"):
-            restore(loader)
+    checkpoint = ray.train.Checkpoint.from_directory(str(tmp_path))
+    message = r"has no fmsdata\.json, the position in the stream"
+    with patch("ray.train.get_checkpoint", lambda: checkpoint), pytest.raises(fmsdata.CheckpointError, match=message):
+        restore(loader)
 
 
 def test_two_places_to_resume_from_are_refused(folder: Path, tmp_path: Path) -> None:
