@@ -31,7 +31,7 @@ from fmsdata.loader.pass_end import PassEnd, checked_evaluation, mark_padding
 from fmsdata.loader.patience import StallLimits
 from fmsdata.loader.read_ahead import OnDemand, ReadAhead
 from fmsdata.loader.saving import Saving
-from fmsdata.loader.trainers import NotHere, advice, check_caller, check_trainer, warn_of_accelerate
+from fmsdata.loader.trainers import NotHere, advice, check_caller, check_trainer, warn_of_accelerate, warn_of_deepspeed
 from fmsdata.loader.worker_batches import WorkerBatchSource
 from fmsdata.loader.worker_pool import DEFAULT_METHOD
 from fmsdata.planning.schedule import Segment, continued
@@ -407,6 +407,8 @@ class StatefulDataLoader:
         refuse_to_save(self._ranks, gather)
         if gather:
             return gather_state(lambda: self._state(self._positions), self._ranks, self.data.lanes)
+        if self.world_size > 1:
+            warn_of_deepspeed()
         return self._state(self._positions)
 
     def _state(self, positions: Positions) -> State:

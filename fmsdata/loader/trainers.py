@@ -34,6 +34,7 @@ LINES = {
 }
 LINES["pytorch_lightning"] = LINES["lightning"]
 READ_AHEAD = ("lightning", "pytorch_lightning", "ray")  # what they iterate over, they read ahead, and save after that
+TRAINS = {"_run_epoch", "_inner_training_loop"}  # methods of transformers that iterate, in versions 5 and 4
 RESUME = "state = loader.state_dict(gather=True)\nloader.load_state_dict(state)"
 SHIFT = "task: {name: causal_lm, shift: false}     # or StatefulDataLoader(..., task=fmsdata.CausalLM(shift=False))"
 
@@ -79,9 +80,6 @@ def check_trainer(step: int, task: Any) -> None:
         check_labels(trainer, task)
 
 
-TRAINS = ("_run_epoch", "_inner_training_loop")  # methods that iterate over the loader, in versions 5 and 4
-
-
 def check_labels(trainer: Any, task: Any) -> None:
     """Raise if a Trainer's model would shift labels that are shifted already."""
     transformers = sys.modules["transformers"]
@@ -102,14 +100,28 @@ def warn_of_accelerate() -> None:
     state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     if not getattr(state, "_shared_state", None):
         return
-    library = (
-        "transformers" if any(frame.f_code.co_name in TRAINS for frame in _stack("transformers")) else "accelerate"
-    )
+    methods = {frame.f_code.co_name for frame in _stack("transformers")}
+    if "evaluation_loop" in methods:  # what is evaluated needs no position
+        return
+    library = "transformers" if methods & TRAINS else "accelerate"
     warnings.warn(
         f"{library} is in use, and its checkpoints do not hold the position of this loader: a run that resumes from "
         f"them would begin at the start of the stream. Before the first batch, write\n{_indented(library)}",
         FmsdataWarning,
         stacklevel=4,
+    )
+
+
+def warn_of_deepspeed() -> None:
+    """Warn if DeepSpeed is in use, which keeps the client state of one rank, and the state is that of this rank."""
+    comm = sys.modules.get("deepspeed.comm")
+    if comm is None or not comm.is_initialized() or _stack("torch.distributed.checkpoint"):
+        return
+    warnings.warn(
+        "deepspeed is in use, and keeps the client_state of one rank, but state_dict() holds the lanes of this rank: a "
+        f"run could not be resumed from it. Write\n{_indented('deepspeed')}\nor save the states of all ranks yourself",
+        FmsdataWarning,
+        stacklevel=3,
     )
 
 
@@ -128,12 +140,12 @@ def _library_in_use() -> str:
     return next((library for library in LINES if _stack(library)), "")
 
 
-def _stack(library: str) -> list[FrameType]:
+def _stack(package: str) -> list[FrameType]:
     """The frames of a package that are on the stack."""
     frames = []
     frame = inspect.currentframe()
     while frame is not None:
-        if _library(frame) == library:
+        if f"{frame.f_globals.get('__name__', '')}.".startswith(f"{package}."):
             frames.append(frame)
         frame = frame.f_back
     return frames

@@ -41,7 +41,7 @@ def results(folder: Path, stream: list[int]) -> dict[str, Result]:
     return run_jobs(
         folder,
         jobs,
-        ["transformers", "transformers.trainer", "transformers.models.llama.modeling_llama", "fmsdata.config.build"],
+        ["transformers", "transformers.trainer", "transformers.models.llama.modeling_llama"],
     )
 
 

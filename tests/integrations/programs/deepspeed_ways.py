@@ -1,5 +1,6 @@
 """What people write with DeepSpeed: it must be exact, or an error that shows the line to write."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,12 @@ def main() -> None:
     train()
     found["within an accumulation"] = error(lambda: save_checkpoint(engine, "within", loader))
     train()
-    engine.save_checkpoint("naive", client_state={"loader": loader.state_dict()})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", fmsdata.errors.FmsdataWarning)
+        engine.save_checkpoint("naive", client_state={"loader": loader.state_dict()})
+    found["saved as it is"] = [
+        str(warning.message) for warning in caught if warning.category.__module__ == "fmsdata.errors"
+    ]
     found["foreign"] = error(lambda: load_checkpoint(engine, "naive", loader))
     _, mine = engine.load_checkpoint("naive")
     found["one rank"] = error(lambda: loader.load_state_dict(mine["loader"]))
