@@ -44,6 +44,7 @@ def build(source: Source, trainer: str, overrides: Mapping[str, Any] | None = No
             f"the loader resumes from its own folder {loader.checkpoint}, and {trainer} saves and restores it "
             "with the model: it would be at another step than the model. Remove the section `checkpoint`"
         )
+    loader.keeper = trainer
     return loader
 
 

@@ -37,11 +37,11 @@ else:
     LightningDataModule = _library().LightningDataModule
 
 
-class DataModule(LightningDataModule):
+class DataModule(LightningDataModule):  # type: ignore[misc]
     """The batches of a run, for `Trainer.fit`; with `evaluation`, also those of a set to evaluate on.
 
-    Both are a configuration, or a function of `rank` and `world_size` that returns a loader, because
-    ranks are known only when training starts. The state is part of the checkpoints of Lightning, as
+    Both are a configuration, or a function that takes `rank` and `world_size` and returns a loader,
+    because ranks are known only when training starts. The state is part of the checkpoints of Lightning, as
     that of all ranks after the batch that was trained on last. It loads on any number of processes.
 
     An epoch of Lightning is `len(loader)` batches, as `steps` of the loader, or all batches up to
@@ -102,7 +102,7 @@ class DataModule(LightningDataModule):
             self.loader.load_state_dict(state_dict[LOADER])
             self._restored = True
 
-    def teardown(self, stage: str) -> None:
+    def teardown(self, stage: str) -> None:  # noqa: ARG002
         """End the threads and processes that read ahead."""
         for loader in (self.loader, self.evaluation_loader):
             if loader is not None:
@@ -129,7 +129,7 @@ class Batches:
         """Nothing: the DataModule restores the loader."""
 
 
-def _ranks(trainer: Any) -> dict[str, int]:
+def _ranks(trainer: Any) -> dict[str, Any]:
     """The data-parallel rank: as Lightning gives it to a DistributedSampler."""
     found = trainer.distributed_sampler_kwargs
     if found is None:

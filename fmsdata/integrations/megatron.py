@@ -111,6 +111,7 @@ def _data_parallel_group() -> Any:
         ) from error
     if not parallel_state.is_initialized():
         raise ConfigError(
-            "the data-parallel rank is not known yet; build the loader after parallel_state.initialize_model_parallel(...)"
+            "the data-parallel rank is not known yet; "
+            "build the loader after parallel_state.initialize_model_parallel(...)"
         )
     return parallel_state.get_data_parallel_group()

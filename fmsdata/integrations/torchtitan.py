@@ -30,7 +30,7 @@ else:
         ) from error
 
 
-class DataLoader(BaseDataLoader):
+class DataLoader(BaseDataLoader):  # type: ignore[misc]
     """The batches of a run, as torchtitan expects them: `input` and `positions`, and labels.
 
     `Config` names the YAML file of the run. Batch size and sequence length are those of torchtitan
@@ -43,7 +43,7 @@ class DataLoader(BaseDataLoader):
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseDataLoader.Config):
+    class Config(BaseDataLoader.Config):  # type: ignore[misc]
         """What torchtitan saves of the dataloader with its configuration."""
 
         infinite: bool = True  # False: the data must have an end. The Validator of torchtitan sets it

@@ -55,7 +55,7 @@ class NotHere:
 
 
 def check_caller(frame: FrameType | None) -> None:
-    """Raise if the caller of the function of this frame, which begins an iteration, reads ahead of what is trained on."""
+    """Raise if the caller of this frame, in which an iteration begins, reads ahead of what is trained on."""
     library = "" if frame is None or frame.f_back is None else _library(frame.f_back)
     if library in READ_AHEAD:
         raise ConfigError(

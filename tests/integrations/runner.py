@@ -39,11 +39,14 @@ class Recorder:
             return
         if module.training:
             if self._trained == self._kill_after:
-                os.kill(os.getpid(), signal.SIGKILL)
+                self.kill()
             self._trained += 1
         record = {"training": module.training, "rows": inputs[0][:, 0].tolist()}
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
+
+    def kill(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def run_rank(rank: int, port: int, job: dict[str, Any], folder: Path) -> None:

@@ -1,9 +1,15 @@
 """Ray Train on a real cluster of this machine: workers are killed, and another number of them resumes."""
 
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
+import ray.train.torch
+import torch
 
+import fmsdata
+from fmsdata.integrations.ray import restore
 from tests.integrations.helpers import (
     Job,
     Result,
@@ -63,3 +69,35 @@ def test_each_evaluation_reads_its_set_from_the_top(runs: dict[str, Result], fol
         for begin in range(0, len(run.evaluated[0]), each):
             assert in_order([rank[begin : begin + each] for rank in run.evaluated]) == expected
         assert run.evaluated[0]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_loader_that_ray_prepares_is_refused(folder: Path, workers: int) -> None:
+    """With 1 worker, Ray looks up nothing of the loader, but reads a batch ahead."""
+    loader = fmsdata.build_loader(folder / "run.yaml", rank=0, world_size=1)
+    prepare: Any = ray.train.torch.prepare_data_loader
+    context = Mock(get_world_size=lambda: workers, get_world_rank=lambda: 0)
+    with (
+        patch("ray.train.get_context", lambda: context),
+        patch("ray.train.torch.get_device", lambda: torch.device("cpu")),
+        pytest.raises(fmsdata.FmsdataError) as refused,
+    ):
+        iter(prepare(loader))
+    assert "checkpoint = fmsdata.integrations.ray.restore(loader)            # and no prepare_data_loader" in str(
+        refused.value
+    )
+
+
+def test_a_checkpoint_without_a_position_is_refused(folder: Path, tmp_path: Path) -> None:
+    loader = fmsdata.build_loader(folder / "run.yaml", rank=0, world_size=1)
+    checkpoint = ray.train.Checkpoint.from_directory(str(tmp_path))
+    message = r"has no fmsdata\.json, the position in the stream"
+    with patch("ray.train.get_checkpoint", lambda: checkpoint), pytest.raises(fmsdata.CheckpointError, match=message):
+        restore(loader)
+
+
+def test_two_places_to_resume_from_are_refused(folder: Path, tmp_path: Path) -> None:
+    loader = fmsdata.build_loader(folder / "run.yaml", {"checkpoint": {"path": str(tmp_path)}}, rank=0, world_size=1)
+    with pytest.raises(fmsdata.ConfigError, match="Remove the section `checkpoint`"):
+        restore(loader)
+    loader.close()

@@ -16,6 +16,7 @@ from tests.integrations.helpers import (
     write_numbered,
 )
 
+PROGRAM = (Path(__file__).parent / "programs" / "torchtitan_ways.py").read_text()
 ON_CPU = "tests.integrations.programs.torchtitan_on_cpu"
 
 
@@ -34,7 +35,7 @@ def runs(folder: Path) -> dict[str, Result]:
     """Killed after the checkpoint of step 2, again after that of step 4, and then to step 8."""
     script = script_of("torchtitan.md")
     jobs = [Job("two", script, 2, kill_after=5), Job("one", script, 1, kill_after=9), Job("two again", script, 2)]
-    return run_jobs(folder, jobs, [ON_CPU])
+    return run_jobs(folder, [*jobs, Job("ways", PROGRAM, folder="ways")], [ON_CPU])
 
 
 def test_a_run_that_is_killed_resumes_at_another_degree(runs: dict[str, Result], folder: Path) -> None:
@@ -53,3 +54,22 @@ def test_each_evaluation_reads_its_set_from_the_top(runs: dict[str, Result], fol
         for time in range(times):
             assert in_order([rank[2 * time : 2 * time + 2] for rank in ranks]) == expected[: 4 * len(ranks)]
         assert all(len(rank) == 2 * times for rank in ranks)
+
+
+def test_batches_are_those_of_the_loader_with_the_sizes_of_torchtitan(runs: dict[str, Result]) -> None:
+    found = runs["ways"].check().found[0]
+    assert found["batch"] == found["ours"]
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("no file", "dataset_path is not set"),
+        ("shift", "torchtitan does not shift labels"),
+        ("endless", "is an endless stream, and torchtitan reads its data to the end"),
+        ("finite", "no error"),
+        ("own folder", "Remove the section `checkpoint`"),
+    ],
+)
+def test_what_would_be_silently_wrong_is_refused(runs: dict[str, Result], way: str, message: str) -> None:
+    assert message in runs["ways"].check().found[0][way]

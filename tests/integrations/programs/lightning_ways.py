@@ -81,11 +81,12 @@ def launcher() -> None:
 
 def refused() -> None:
     """What would be silently wrong."""
-    loader = fmsdata.build_loader("run.yaml", rank=0, world_size=1)
+    loader: Any = fmsdata.build_loader("run.yaml", rank=0, world_size=1)
     own_folder = {"checkpoint": {"path": "own"}}
     foreign = {"input_ids": torch.zeros(2, 7, dtype=torch.long)}
     plain = trainer(max_steps=1)
-    plain.fit(Model("plain"), DataLoader([foreign], batch_size=None))
+    rows: Any = [foreign]
+    plain.fit(Model("plain"), DataLoader(rows, batch_size=None))
     plain.save_checkpoint("foreign.ckpt")
 
     def fit(data: Any, ckpt_path: str | None = None, **options: Any) -> Callable[[], None]:
@@ -102,7 +103,7 @@ def refused() -> None:
         "other rank": error(
             fit(DataModule(lambda **_: fmsdata.build_loader("run.yaml", rank=1, world_size=2)), max_steps=2)
         ),
-        "no loader": error(fit(DataModule(lambda **_: None), max_steps=2)),  # type: ignore[arg-type, return-value]
+        "no loader": error(fit(DataModule(lambda **_: None), max_steps=2)),  # type: ignore[arg-type]
         "function": error(fit(DataModule(lambda **ranks: fmsdata.build_loader("run.yaml", **ranks)), max_steps=2)),
     }
     report(found)

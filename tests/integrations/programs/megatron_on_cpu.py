@@ -23,7 +23,8 @@ class OnCPU(TorchFunctionMode):
         return func(*args, **named)
 
 
-OnCPU().__enter__()
+mode: Any = OnCPU()
+mode.__enter__()
 cuda: Any = torch.cuda
 cuda.current_device = lambda: "cpu"
 CudaRNGStatesTracker.fork = lambda *_: nullcontext()

@@ -8,6 +8,7 @@ import json
 import os
 import runpy
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +23,16 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from tests.integrations.runner import Recorder
 
+ASK_EVERY, PATIENCE = 0.2, 3.0  # seconds
+
+
+class PatientRecorder(Recorder):
+    """Waits before it kills the process, until Ray knows of the last checkpoint: it asks workers now and then."""
+
+    def kill(self) -> None:
+        time.sleep(PATIENCE)
+        super().kill()
+
 
 def recorded(train: Callable[[Any], None], folder: Path, job: dict[str, Any]) -> Callable[[Any], None]:
     """The function that each worker runs, with a record of what it trains on."""
@@ -29,7 +40,7 @@ def recorded(train: Callable[[Any], None], folder: Path, job: dict[str, Any]) ->
     def run(config: Any) -> None:
         torch.set_num_threads(1)
         path = folder / f"{job['name']}-{torch.distributed.get_rank()}.jsonl"
-        register_module_forward_pre_hook(Recorder(path, job["kill_after"]))
+        register_module_forward_pre_hook(PatientRecorder(path, job["kill_after"]))
         train(config)
 
     return run
@@ -42,6 +53,7 @@ def start(folder: Path, job: dict[str, Any], train: Callable[[Any], None], **opt
 def main() -> None:
     folder = Path(sys.argv[1])
     os.chdir(folder)
+    os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = str(ASK_EVERY)
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
     codes = {}
     for job in json.loads((folder / "jobs.json").read_text())["jobs"]:

@@ -18,9 +18,9 @@ from torch.nn.attention.flex_attention import AuxOutput, create_block_mask, crea
 from torch.nn.functional import scaled_dot_product_attention
 
 cpu: Any = torch.cpu
-cpu.get_device_name = lambda device=None: "cpu"
-cpu.get_device_properties = lambda device=None: SimpleNamespace(total_memory=1 << 30)
-cpu.memory_stats = lambda device=None: {}
+cpu.get_device_name = lambda *_: "cpu"
+cpu.get_device_properties = lambda *_: SimpleNamespace(total_memory=1 << 30)
+cpu.memory_stats = lambda *_: {}
 cpu.reset_peak_memory_stats = cpu.empty_cache = lambda: None
 cpu.device_count = lambda: 1
 private: Any = torch._utils
@@ -38,10 +38,11 @@ def dense_attention(query: Any, key: Any, value: Any, *, block_mask: Any, scale:
     return scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=enable_gqa), AuxOutput()
 
 
-attention = import_module("torchtitan.models.common.attention")
+attention: Any = import_module("torchtitan.models.common.attention")
 attention._compiled_create_block_mask = create_block_mask
 attention.FlexAttention._compiled_flex_attn = staticmethod(dense_attention)
-import_module("torchtitan.distributed.utils").set_pg_timeouts = lambda **_: None  # gloo has no barrier for devices
+utilities: Any = import_module("torchtitan.distributed.utils")
+utilities.set_pg_timeouts = lambda **_: None  # gloo has no barrier for devices
 
 
 def sum_gradients(model: Any) -> None:
@@ -52,4 +53,5 @@ def sum_gradients(model: Any) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
-import_module("torchtitan.distributed.fsdp").disable_fsdp_gradient_division = sum_gradients
+fsdp: Any = import_module("torchtitan.distributed.fsdp")
+fsdp.disable_fsdp_gradient_division = sum_gradients
