@@ -1,6 +1,7 @@
 """The environment `.trainers`: which trainers it has, and what of them can't be used on this machine and why."""
 
 import importlib.metadata
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -19,16 +20,16 @@ TRAINERS = (
 )
 
 # A module of a trainer that can't be imported here, and the error. A test imports it and compares.
-UNUSABLE = {"torchtitan.train": "No module named 'triton'"}  # which PyPI has beside torch for GPUs only
+UNUSABLE = {"torchtitan.distributed.minimal_async_ep.kernels": "No module named 'triton'"}  # torch has it for GPUs
 
 
-def versions() -> dict[str, str | None]:
-    """The version of each trainer; None if it is not installed."""
+def versions(names: Sequence[str] = TRAINERS) -> dict[str, str | None]:
+    """The version of each trainer in the environment; None if it is not installed."""
     folders = [
-        str(path) for name in (".trainers", ".venv") for path in ROOT.glob(f"{name}/lib/python3.*/site-packages")
+        str(path) for name in (".venv", ".trainers") for path in ROOT.glob(f"{name}/lib/python3.*/site-packages")
     ]
     found = {entry.name: entry.version for entry in importlib.metadata.distributions(path=folders)}
-    return {name: found.get(name) for name in TRAINERS}
+    return {name: found.get(name) for name in names}
 
 
 def summary() -> list[str]:
