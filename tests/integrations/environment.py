@@ -19,7 +19,10 @@ TRAINERS = (
 )
 
 # A module of a trainer that can't be imported here, and the error. A test imports it and compares.
-UNUSABLE = {"torchtitan.train": "No module named 'triton'"}  # which PyPI has beside torch for GPUs only
+UNUSABLE = {
+    "torchtitan.distributed.minimal_async_ep.kernels": "No module named 'triton'",  # PyPI has it for GPUs only
+    "megatron.training": "No module named 'megatron.training'",  # Megatron-LM, which is not on PyPI
+}
 
 
 def versions() -> dict[str, str | None]:

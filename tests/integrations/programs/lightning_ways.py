@@ -79,6 +79,22 @@ def launcher() -> None:
     report([rows("two", 2), rows("one", 1)])
 
 
+def rows_loader(**ranks: Any) -> fmsdata.StatefulDataLoader:
+    numbered = [{"input_ids": torch.full((4,), number)} for number in range(12)]
+    sampler = fmsdata.EpochSampler(numbered, global_batch=2, seed=5, **ranks)
+    return fmsdata.StatefulDataLoader(numbered, sampler=sampler, batch_size=2)
+
+
+def map_style() -> None:
+    """Rows of a dataset in epochs of 6 steps: stopped in the first, and in the second."""
+    saving = ModelCheckpoint("checkpoints", every_n_train_steps=1, save_last=True)
+    expected = rows_loader(rank=0, world_size=1)
+    for steps in (4, 9, 12):
+        fit = trainer(max_steps=steps, max_epochs=2, enable_checkpointing=True, callbacks=[saving])
+        fit.fit(Model("rows"), datamodule=DataModule(rows_loader), ckpt_path="last")
+    report([rows("rows", 1)[0], [next(expected)["input_ids"][:, 0].tolist() for _ in range(12)]])
+
+
 def refused() -> None:
     """What would be silently wrong."""
     loader: Any = fmsdata.build_loader("run.yaml", rank=0, world_size=1)
@@ -110,4 +126,4 @@ def refused() -> None:
 
 
 if __name__ == "__main__":
-    {"epochs": epochs, "launcher": launcher, "refused": refused}[sys.argv[1]]()
+    {"epochs": epochs, "map-style": map_style, "launcher": launcher, "refused": refused}[sys.argv[1]]()
