@@ -6,11 +6,15 @@ process returns, as a pickle. Hooks are called on all processes, so the state ca
 
 from typing import Any
 
-import accelerate
-
 from fmsdata.errors import ConfigError
 from fmsdata.integrations.state_file import NAME, read_state, write_state
 from fmsdata.loader.loader import StatefulDataLoader
+
+try:
+    import accelerate
+except ImportError as error:
+    needed = "fmsdata.integrations.accelerate needs Accelerate; install it with: pip install accelerate"
+    raise ConfigError(needed) from error
 
 
 def register(accelerator: accelerate.Accelerator, loader: StatefulDataLoader, name: str = NAME) -> None:

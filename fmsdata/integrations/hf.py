@@ -13,13 +13,17 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import transformers
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
-
 from fmsdata.errors import ConfigError
 from fmsdata.integrations.state_file import read_state, write_state
 from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.loader.trainers import check_labels
+
+try:
+    import transformers
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+except ImportError as error:
+    needed = "fmsdata.integrations.hf needs transformers; install it with: pip install transformers accelerate"
+    raise ConfigError(needed) from error
 
 
 class TrainerMixin:
