@@ -20,7 +20,10 @@ TRAINERS = (
 )
 
 # A module of a trainer that can't be imported here, and the error. A test imports it and compares.
-UNUSABLE = {"torchtitan.distributed.minimal_async_ep.kernels": "No module named 'triton'"}  # torch has it for GPUs
+UNUSABLE = {
+    "torchtitan.distributed.minimal_async_ep.kernels": "No module named 'triton'",  # PyPI has it for GPUs only
+    "megatron.training": "No module named 'megatron.training'",  # Megatron-LM, which is not on PyPI
+}
 
 
 def versions(names: Sequence[str] = TRAINERS) -> dict[str, str | None]:

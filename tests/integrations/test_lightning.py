@@ -37,7 +37,8 @@ def results(folder: Path, stream: list[int]) -> dict[str, Result]:
         Job("two again", script, 2, arguments=["2"]),
         Job("epochs, killed", PROGRAM, 1, 10, ["epochs"], folder="epochs"),
         Job("epochs", PROGRAM, 1, None, ["epochs"], folder="epochs"),
-        *(Job(name, PROGRAM, 1, None, [name], folder=name) for name in ("launcher", "refused")),
+        Job("tensor parallel", PROGRAM, 2, None, ["tensor parallel"], folder="tensor parallel"),
+        *(Job(name, PROGRAM, 1, None, [name], folder=name) for name in ("launcher", "map-style", "refused")),
     ]
     return run_jobs(folder, jobs, ["lightning", "fmsdata.config.build"])
 
@@ -75,6 +76,17 @@ def test_processes_that_lightning_starts_itself_have_the_right_ranks(
     two, one = results["launcher"].check().found[0]
     assert in_order(two) == stream[:16]
     assert in_order(one) == stream[16:28]
+
+
+def test_processes_of_one_tensor_parallel_group_read_the_same(results: dict[str, Result], stream: list[int]) -> None:
+    first, second = results["tensor parallel"].check().trained
+    assert first == second
+    assert in_order([first]) == stream[:8], "four steps, the last two of them resumed"
+
+
+def test_rows_in_epochs_resume_within_an_epoch(results: dict[str, Result]) -> None:
+    trained, expected = results["map-style"].check().found[0]
+    assert trained == expected
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,9 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader
 
 import fmsdata
@@ -30,6 +33,12 @@ class Model(lightning.LightningModule):  # type: ignore[misc]
         super().__init__()
         self._name = name
         self.layers = torch.nn.Sequential(torch.nn.Embedding(1000, 4), torch.nn.Linear(4, 1000))
+
+    def configure_model(self) -> None:
+        """Spread the layers over processes, if the strategy has a mesh of them."""
+        if self.device_mesh is not None:
+            plan = {"0": RowwiseParallel(input_layouts=Replicate()), "1": ColwiseParallel(output_layouts=Replicate())}
+            parallelize_module(self.layers, self.device_mesh["tensor_parallel"], plan)
 
     def training_step(self, batch: Any) -> Any:
         with open(f"{self._name}-{self.global_rank}.jsonl", "a") as file:
@@ -79,6 +88,31 @@ def launcher() -> None:
     report([rows("two", 2), rows("one", 1)])
 
 
+def rows_loader(**ranks: Any) -> fmsdata.StatefulDataLoader:
+    numbered = [{"input_ids": torch.full((4,), number)} for number in range(12)]
+    sampler = fmsdata.EpochSampler(numbered, global_batch=2, seed=5, **ranks)
+    return fmsdata.StatefulDataLoader(numbered, sampler=sampler, batch_size=2)
+
+
+def map_style() -> None:
+    """Rows of a dataset in epochs of 6 steps: stopped in the first, and in the second."""
+    saving = ModelCheckpoint("checkpoints", every_n_train_steps=1, save_last=True)
+    expected = rows_loader(rank=0, world_size=1)
+    for steps in (4, 9, 12):
+        fit = trainer(max_steps=steps, max_epochs=2, enable_checkpointing=True, callbacks=[saving])
+        fit.fit(Model("rows"), datamodule=DataModule(rows_loader), ckpt_path="last")
+    report([rows("rows", 1)[0], [next(expected)["input_ids"][:, 0].tolist() for _ in range(12)]])
+
+
+def tensor_parallel() -> None:
+    """Two processes that are one data-parallel rank, with checkpoints that each of them writes a part of."""
+    for steps in (2, 4):
+        saving = ModelCheckpoint("checkpoints", every_n_train_steps=2, save_last=True)
+        both = ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)
+        fit = trainer(max_steps=steps, devices=2, strategy=both, enable_checkpointing=True, callbacks=[saving])
+        fit.fit(Model("parallel"), datamodule=DataModule("run.yaml"), ckpt_path="last")
+
+
 def refused() -> None:
     """What would be silently wrong."""
     loader: Any = fmsdata.build_loader("run.yaml", rank=0, world_size=1)
@@ -110,4 +144,10 @@ def refused() -> None:
 
 
 if __name__ == "__main__":
-    {"epochs": epochs, "launcher": launcher, "refused": refused}[sys.argv[1]]()
+    {
+        "epochs": epochs,
+        "map-style": map_style,
+        "tensor parallel": tensor_parallel,
+        "launcher": launcher,
+        "refused": refused,
+    }[sys.argv[1]]()
