@@ -13,6 +13,7 @@ from tests.integrations.helpers import (
     resumed_jobs,
     run_jobs,
     script_of,
+    shared_folder,
     write_numbered,
 )
 
@@ -21,7 +22,7 @@ PROGRAM = (Path(__file__).parent / "programs" / "hf.py").read_text()
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("hf")
+    return shared_folder(tmp_path_factory, "hf")
 
 
 @pytest.fixture(scope="module")
