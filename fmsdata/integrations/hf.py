@@ -11,7 +11,7 @@ optimizer. So what the loader has handed out is then what was trained on.
 import inspect
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from fmsdata.errors import ConfigError
 from fmsdata.integrations.state_file import read_state, write_state
@@ -48,13 +48,18 @@ class TrainerMixin:
             _check_evaluation(trainer, evaluation)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        trainer: Any = self
-        path = (
-            get_last_checkpoint(trainer.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
-        )
-        if path and isinstance(trainer.train_dataset, StatefulDataLoader):
-            trainer.train_dataset.load_state_dict(read_state(path))
-        parent: Any = super()
+        trainer, parent = cast(Any, self), cast(Any, super())
+        if isinstance(trainer.train_dataset, StatefulDataLoader):
+            if kwargs.get("trial") is not None:
+                raise ConfigError(
+                    "a search of hyperparameters trains several times, and a loader has one position: each trial would "
+                    "get other samples. Build a Trainer with a loader of its own for each"
+                )
+            path = resume_from_checkpoint
+            if path is True:
+                path = get_last_checkpoint(trainer.args.output_dir)
+            if path:
+                trainer.train_dataset.load_state_dict(read_state(path))
         return parent.train(resume_from_checkpoint, *args, **kwargs)
 
     def get_train_dataloader(self) -> Any:
@@ -91,7 +96,10 @@ class Batches:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for batch in self._loader:
-            yield {name: value for name, value in batch.items() if self._fields is None or name in self._fields}
+            if self._fields is None or not isinstance(batch, dict):
+                yield batch
+            else:
+                yield {name: value for name, value in batch.items() if name in self._fields}
 
     def __len__(self) -> int:
         return len(self._loader)

@@ -55,7 +55,23 @@ def refuse_wrappers(ranks: Ranks, lanes: int, seed: int) -> str | None:
             f"it read ahead: batches would be lost on resume. {EXACT}"
         )
     refuse_endless_evaluation()
+    _refuse_collator(caller)
     return name if caller is not None and _library(caller) == "accelerate" else None
+
+
+def _refuse_collator(caller: FrameType | None) -> None:
+    """Raise if a loader of torch joins samples with a function of transformers, which knows dicts only."""
+    collate: Any = None
+    if caller is not None and _library(caller) == "torch" and caller.f_code.co_name == "__init__":
+        collate = caller.f_locals.get("collate_fn")
+    collate = getattr(collate, "data_collator", collate)  # inside a wrapper of the Trainer
+    if str(getattr(collate, "__module__", "")).partition(".")[0] == "transformers":
+        raise ConfigError(
+            "the collator of transformers can't join the samples of this dataset. Give the Trainer a loader:\n"
+            "    from fmsdata.integrations.hf import Trainer\n"
+            "    trainer = Trainer(model, args, train_dataset=loader)\n"
+            "or Trainer(..., data_collator=fmsdata.Collate())"
+        )
 
 
 def refuse_endless_evaluation() -> None:

@@ -1,6 +1,7 @@
 """The environment `.trainers`: which trainers it has, and what of them can't be used on this machine and why."""
 
 import importlib.metadata
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -25,13 +26,13 @@ UNUSABLE = {
 }
 
 
-def versions() -> dict[str, str | None]:
-    """The version of each trainer; None if it is not installed."""
+def versions(names: Sequence[str] = TRAINERS) -> dict[str, str | None]:
+    """The version of each trainer in the environment; None if it is not installed."""
     folders = [
-        str(path) for name in (".trainers", ".venv") for path in ROOT.glob(f"{name}/lib/python3.*/site-packages")
+        str(path) for name in (".venv", ".trainers") for path in ROOT.glob(f"{name}/lib/python3.*/site-packages")
     ]
     found = {entry.name: entry.version for entry in importlib.metadata.distributions(path=folders)}
-    return {name: found.get(name) for name in TRAINERS}
+    return {name: found.get(name) for name in names}
 
 
 def summary() -> list[str]:

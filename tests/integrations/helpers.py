@@ -4,17 +4,20 @@ The documents of the corpus are as long as a line, and each begins with a token 
 token of a row says which sample of the stream it is.
 """
 
+import fcntl
 import json
 import os
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import yaml
 
 import fmsdata
@@ -60,10 +63,34 @@ class Result:
         return self
 
 
+def shared_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """A folder that all processes of this test run share, so that the tests of a file share its jobs."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"trainer-{name}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time."""
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def run_jobs(
     folder: Path, jobs: Sequence[Job], imports: Sequence[str] = (), timeout: float = 240, program: str = RUNNER
 ) -> dict[str, Result]:
-    """Run jobs one after the other, in this folder. `imports` are the modules that all of them need."""
+    """Run jobs one after the other, in this folder, once. `imports` are the modules that all of them need."""
+    with locked(folder):
+        if not (folder / "codes.json").exists():
+            _run(folder, jobs, imports, timeout, program)
+    codes = json.loads((folder / "codes.json").read_text())
+    return {job.name: _result(folder, job, codes[job.name]) for job in jobs}
+
+
+def _run(folder: Path, jobs: Sequence[Job], imports: Sequence[str], timeout: float, program: str) -> None:
     for job in jobs:
         (folder / f"{job.name}.py").write_text(job.script)
         (folder / job.folder).mkdir(exist_ok=True)
@@ -82,8 +109,6 @@ def run_jobs(
         timeout=timeout,
     )
     assert done.returncode == 0, done.stderr
-    codes = json.loads((folder / "codes.json").read_text())
-    return {job.name: _result(folder, job, codes[job.name]) for job in jobs}
 
 
 def _result(folder: Path, job: Job, codes: list[int]) -> Result:
@@ -108,6 +133,13 @@ def script_of(page: str) -> str:
 
 def write_numbered(folder: Path, *, shift: bool = True, evaluation_samples: int = 8) -> list[int]:
     """Write a corpus, `run.yaml` and `evaluation.yaml`; return the stream: the first token of each sample."""
+    with locked(folder):
+        if not (folder / "evaluation.yaml").exists():
+            _write_numbered(folder, shift, evaluation_samples)
+    return read_stream(folder / "run.yaml")
+
+
+def _write_numbered(folder: Path, shift: bool, evaluation_samples: int) -> None:
     numbered = [np.arange(first, first + LENGTH) for first in range(DOCUMENTS)]
     write_source(folder / "corpus" / "numbers", numbered)
     config: dict[str, Any] = {
@@ -122,7 +154,6 @@ def write_numbered(folder: Path, *, shift: bool = True, evaluation_samples: int 
     (folder / "run.yaml").write_text(yaml.safe_dump(config))
     evaluation = {**config, "seed": 4, "epochs": 1, "evaluation": {"samples": evaluation_samples}}
     (folder / "evaluation.yaml").write_text(yaml.safe_dump(evaluation))
-    return read_stream(folder / "run.yaml")
 
 
 def read_stream(config: Path, samples: int = 200, seq_len: int | None = None) -> list[int]:

@@ -4,7 +4,6 @@
 """
 
 import ast
-import importlib.metadata
 import re
 from pathlib import Path
 
@@ -57,14 +56,14 @@ COLUMNS = {
 def table(page: str) -> str:
     """The matrix, with links that work on a page."""
     up = "../" * page.count("/")
-    found = {**versions(), "torch": importlib.metadata.version("torch").partition("+")[0]}
+    found = versions([package for *_, package in TRAINERS.values()])
     rows = [["trainer", "version", *COLUMNS], ["---"] * (2 + len(COLUMNS))]
     for name, (guide, module, package) in TRAINERS.items():
         tests = f"tests/integrations/{module}.py"
         names = _functions(ROOT / tests)
         cells = [f"[{says}]({up}{tests})" if names & wanted else "" for says, wanted in COLUMNS.values()]
         link = f"{up}docs/trainers/{guide}.md" if page == "README.md" else f"{guide}.md"
-        rows.append([f"[{name}]({link})", str(found[package]), *cells])
+        rows.append([f"[{name}]({link})", str(found[package]).partition("+")[0], *cells])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

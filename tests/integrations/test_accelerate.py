@@ -12,6 +12,7 @@ from tests.integrations.helpers import (
     resumed_jobs,
     run_jobs,
     script_of,
+    shared_folder,
     write_numbered,
 )
 
@@ -21,7 +22,7 @@ LINE = "fmsdata.integrations.accelerate.register(accelerator, loader)"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("accelerate")
+    return shared_folder(tmp_path_factory, "accelerate")
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from tests.integrations.helpers import (
     resumed_jobs,
     run_jobs,
     script_of,
+    shared_folder,
     write_numbered,
 )
 
@@ -21,7 +22,7 @@ PROGRAM = (Path(__file__).parent / "programs" / "hf.py").read_text()
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("hf")
+    return shared_folder(tmp_path_factory, "hf")
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,8 @@ def results(folder: Path, stream: list[int]) -> dict[str, Result]:
         *resumed_jobs(script_of("huggingface.md"), kill_after=10),
         Job("epochs, killed", PROGRAM, 1, 9, ["epochs"], folder="epochs"),
         Job("epochs", PROGRAM, 1, None, ["epochs"], folder="epochs"),
+        Job("rows, killed", PROGRAM, 1, 5, ["rows"], folder="rows"),
+        Job("rows", PROGRAM, 1, None, ["rows"], folder="rows"),
         *(Job(name, PROGRAM, 1, None, [name], folder=name) for name in ("naive", "refused", "evaluated", "counting")),
         Job("evaluated by 2", PROGRAM, 2, None, ["evaluated"], folder="evaluated by 2"),
     ]
@@ -61,6 +64,16 @@ def test_a_run_in_epochs_resumes_within_one(results: dict[str, Result], stream: 
     assert results["epochs"].found[0] == pytest.approx([step / 3 for step in range(1, 10)])
 
 
+def test_rows_resume_within_an_epoch(results: dict[str, Result]) -> None:
+    """Epochs of 6 steps. Saved after step 4, killed after 5."""
+    killed, resumed = (results[name].trained[0] for name in ("rows, killed", "rows"))
+    results["rows, killed"].check_killed()
+    (second,) = results["rows"].check().found
+    assert killed[4] == resumed[0]
+    assert sorted(row for batch in [*killed[:4], *resumed[:2]] for row in batch) == list(range(12))
+    assert [row for batch in resumed[2:] for row in batch] == second
+
+
 def test_the_loss_of_an_evaluation_is_the_same_on_any_number_of_processes(results: dict[str, Result]) -> None:
     losses = [*results["evaluated"].check().found, *results["evaluated by 2"].check().found]
     assert len(losses) == 3
@@ -80,6 +93,7 @@ def test_a_trained_model_counts_on(results: dict[str, Result]) -> None:
         ("skips", "a loader has no 'dataset'"),
         ("restarts", "the Trainer resumes from naive/checkpoint-2 at step 2, but the loader is at the start"),
         ("plain trainer", "the stream has no end"),
+        ("default collator", "the collator of transformers can't join the samples"),
     ],
 )
 def test_the_naive_ways_show_the_right_line(results: dict[str, Result], way: str, message: str) -> None:
@@ -93,6 +107,17 @@ def test_labels_that_would_be_shifted_twice_are_refused(results: dict[str, Resul
         error = results[program].check().found[0]["shifted"]
         assert "LlamaForCausalLM shifts them once more" in error
         assert "task: {name: causal_lm, shift: false}" in error
+
+
+def test_attributes_of_torchs_loaders_are_errors_that_show_what_to_save(results: dict[str, Result]) -> None:
+    for name in ("dataset", "sampler", "batch_sampler"):
+        error = results["naive"].found[0][name]
+        assert f"NoSuchAttributeError: a loader has no {name!r}" in error
+        assert "    state = loader.state_dict(gather=True)\n" in error
+
+
+def test_a_search_of_hyperparameters_is_refused(results: dict[str, Result]) -> None:
+    assert "each trial would get other samples" in results["naive"].found[0]["search"]
 
 
 def test_a_checkpoint_without_a_position_is_refused(results: dict[str, Result]) -> None:

@@ -12,6 +12,7 @@ from tests.integrations.helpers import (
     read_stream,
     run_jobs,
     script_of,
+    shared_folder,
     write_numbered,
 )
 
@@ -20,7 +21,7 @@ PROGRAM = (Path(__file__).parent / "programs" / "lightning_ways.py").read_text()
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("lightning")
+    return shared_folder(tmp_path_factory, "lightning")
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from tests.integrations.helpers import (
     resumed_jobs,
     run_jobs,
     script_of,
+    shared_folder,
     write_numbered,
 )
 
@@ -21,7 +22,7 @@ IMPORTS = ["torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("torch")
+    return shared_folder(tmp_path_factory, "torch")
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from tests.integrations.helpers import (
     read_stream,
     run_jobs,
     script_of,
+    shared_folder,
     write_numbered,
 )
 
@@ -22,7 +23,7 @@ ON_CPU = "tests.integrations.programs.torchtitan_on_cpu"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("torchtitan")
+    folder = shared_folder(tmp_path_factory, "torchtitan")
     write_numbered(folder)
     (folder / "assets").mkdir()
     words = tokenizers.models.WordLevel({"a": 0}, unk_token="a")

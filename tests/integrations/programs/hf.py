@@ -67,6 +67,7 @@ def naive() -> dict[str, str]:
     found["plain trainer"] = error(plain.train)
     plain = transformers.Trainer(model(), arguments("plain", max_steps=1), train_dataset=loader().data)
     found["default collator"] = error(plain.train)
+    found["search"] = error(lambda: trainer.train(trial={"learning_rate": 1}))
     return found
 
 
@@ -104,6 +105,29 @@ def epochs(resumes: bool) -> list[float]:
     return [line["epoch"] for line in trainer.state.log_history if "loss" in line]
 
 
+class NumberedRows:
+    """A map-style dataset: row n has the tokens n, n + 1, ..."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        tokens = torch.arange(index, index + 4)
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def rows(resumes: bool) -> list[int]:
+    """Two epochs of 12 rows. Returns those of the second, in its order."""
+    data = NumberedRows()
+    sampler = fmsdata.EpochSampler(data, global_batch=2)
+    batches = fmsdata.StatefulDataLoader(data, sampler=sampler, batch_size=2)
+    trainer = Own(model(), arguments("rows", num_train_epochs=2, max_steps=-1, save_steps=4), train_dataset=batches)
+    trainer.train(resume_from_checkpoint=resumes)
+    again = fmsdata.EpochSampler(data, global_batch=2)
+    again.set_epoch(1)
+    return list(again)
+
+
 def evaluated() -> list[float]:
     """The loss of an evaluation set, twice."""
     transformers.set_seed(0)
@@ -130,6 +154,7 @@ def main() -> None:
         "naive": naive,
         "refused": refused,
         "epochs": lambda: epochs(os.path.isdir("epochs")),
+        "rows": lambda: rows(os.path.isdir("rows")),
         "evaluated": evaluated,
         "counting": counting,
     }
