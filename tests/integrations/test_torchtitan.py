@@ -10,6 +10,7 @@ from tests.integrations.helpers import (
     Result,
     check_chain,
     in_order,
+    locked,
     read_stream,
     run_jobs,
     script_of,
@@ -25,9 +26,11 @@ ON_CPU = "tests.integrations.programs.torchtitan_on_cpu"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = shared_folder(tmp_path_factory, "torchtitan")
     write_numbered(folder)
-    (folder / "assets").mkdir()
-    words = tokenizers.models.WordLevel({"a": 0}, unk_token="a")
-    tokenizers.Tokenizer(words).save(str(folder / "assets" / "tokenizer.json"))
+    with locked(folder):
+        if not (folder / "assets").exists():
+            (folder / "assets").mkdir()
+            words = tokenizers.models.WordLevel({"a": 0}, unk_token="a")
+            tokenizers.Tokenizer(words).save(str(folder / "assets" / "tokenizer.json"))
     return folder
 
 

@@ -53,6 +53,7 @@ def start(folder: Path, job: dict[str, Any], train: Callable[[Any], None], **opt
 def main() -> None:
     folder = Path(sys.argv[1])
     os.chdir(folder)
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
     os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = str(ASK_EVERY)
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
     codes = {}
