@@ -42,7 +42,8 @@ class TrainerMixin:
             _check_training(trainer, trainer.train_dataset)
             trainer.args.ignore_data_skip = True  # the loader resumes by itself
             trainer.train_dataset.keeper = "transformers"
-            trainer.add_callback(SaveLoader(trainer.train_dataset))
+            self._saver = SaveLoader(trainer.train_dataset)
+            trainer.add_callback(self._saver)
         evaluations = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"": trainer.eval_dataset}
         for evaluation in evaluations.values():
             _check_evaluation(trainer, evaluation)
@@ -65,7 +66,7 @@ class TrainerMixin:
     def get_train_dataloader(self) -> Any:
         trainer: Any = self
         if isinstance(trainer.train_dataset, StatefulDataLoader):
-            return Batches(trainer.train_dataset, _fields(trainer))
+            return Batches(trainer.train_dataset, _fields(trainer), self._saver)
         parent: Any = super()
         return parent.get_train_dataloader()
 
@@ -90,12 +91,14 @@ class Trainer(TrainerMixin, transformers.Trainer):  # type: ignore[misc]
 class Batches:
     """What the Trainer iterates over: the batches of a loader, with the fields that the model takes."""
 
-    def __init__(self, loader: StatefulDataLoader, fields: set[str] | None) -> None:
-        self._loader, self._fields = loader, fields
+    def __init__(self, loader: StatefulDataLoader, fields: set[str] | None, saver: "SaveLoader | None" = None) -> None:
+        self._loader, self._fields, self._saver = loader, fields, saver
         self.batch_size = loader.batch_size
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for batch in self._loader:
+            if self._saver is not None:
+                self._saver.ahead += 1
             if self._fields is None or not isinstance(batch, dict):
                 yield batch
             else:
@@ -110,9 +113,17 @@ class SaveLoader(transformers.TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, loader: StatefulDataLoader) -> None:
         self._loader = loader
+        self.ahead = 0  # batches that were handed out, and not yet trained on
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.ahead = 0
+
+    def on_substep_end(self, *_: Any, **__: Any) -> None:
+        self.ahead -= 1
 
     def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
-        """The epoch that is logged: the Trainer counts from the batch at which it was resumed."""
+        """Correct the epoch that is logged: the Trainer counts from the batch at which it was resumed."""
+        self.ahead -= 1
         state.epoch = state.global_step * args.gradient_accumulation_steps / self._epoch(args, state)
 
     def _epoch(self, args: Any, state: Any) -> int:
@@ -122,6 +133,11 @@ class SaveLoader(transformers.TrainerCallback):  # type: ignore[misc]
             return int(state.max_steps * args.gradient_accumulation_steps)
 
     def on_save(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        if self.ahead:
+            raise ConfigError(
+                f"the Trainer saves while it holds {self.ahead} batches that it has not trained on, which would be "
+                "lost on resume. It reads further ahead than one step of the optimizer: is get_batch_samples overridden?"
+            )
         gathered = self._loader.state_dict(gather=True)
         if args.should_save:
             write_state(os.path.join(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"), gathered)

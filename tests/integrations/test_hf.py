@@ -128,6 +128,10 @@ def test_attributes_of_torchs_loaders_are_errors_that_show_what_to_save(results:
         assert "    state = loader.state_dict(gather=True)\n" in error
 
 
+def test_a_trainer_that_reads_further_ahead_does_not_save(results: dict[str, Result]) -> None:
+    assert "while it holds 1 batches that it has not trained on" in results["naive"].found[0]["ahead"]
+
+
 def test_a_search_of_hyperparameters_is_refused(results: dict[str, Result]) -> None:
     assert "each trial would get other samples" in results["naive"].found[0]["search"]
 

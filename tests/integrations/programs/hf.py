@@ -49,6 +49,17 @@ def loader(**overrides: Any) -> fmsdata.StatefulDataLoader:
     return fmsdata.build_loader("run.yaml", {name.replace("__", "."): value for name, value in overrides.items()})
 
 
+class ReadsAhead(Trainer):
+    """Holds a batch back, as a version that prefetches would."""
+
+    held: Any = None
+
+    def get_batch_samples(self, batches: Any, count: int, device: Any) -> Any:
+        read = [*([self.held] if self.held else []), *(next(batches) for _ in range(count + (self.held is None)))]
+        self.held = read.pop()
+        return read, self._get_num_items_in_batch(read, device)
+
+
 def naive() -> dict[str, str]:
     shifted = {"task": "causal_lm", "pack__seq_len": 7}
     found = {"shifted": error(lambda: Naive(loader(**shifted), "shifted").train())}
@@ -68,6 +79,7 @@ def naive() -> dict[str, str]:
     found["plain trainer"] = error(plain.train)
     plain = transformers.Trainer(model(), arguments("plain", max_steps=1), train_dataset=loader().data)
     found["default collator"] = error(plain.train)
+    found["ahead"] = error(ReadsAhead(model(), arguments("ahead"), train_dataset=loader()).train)
     found["search"] = error(lambda: trainer.train(trial={"learning_rate": 1}))
     return found
 
