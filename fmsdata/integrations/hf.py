@@ -150,13 +150,13 @@ def _check_training(trainer: Any, loader: StatefulDataLoader) -> None:
             f"the batch size of the Trainer is {args.train_batch_size}, and that of the loader is {loader.batch_size}. "
             "Write\n    TrainingArguments(..., per_device_train_batch_size=loader.batch_size)"
         )
-    shared = trainer.get_tp_size() * trainer.get_cp_size()
-    if trainer.get_sp_size() > 1:
+    tensor, context, sequence = (getattr(trainer, f"get_{kind}_size", lambda: 1)() for kind in ("tp", "cp", "sp"))
+    if sequence > 1:
         raise ConfigError("the Trainer splits batches by itself with sequence parallelism, which a loader can't follow")
-    if loader.world_size != args.world_size // shared:
+    if loader.world_size != (ranks := args.world_size // (tensor * context)):
         raise ConfigError(
-            f"the loader reads as rank {loader.rank} of {loader.world_size}, but the Trainer has "
-            f"{args.world_size // shared} data-parallel ranks; build the loader after TrainingArguments, or with mesh="
+            f"the loader reads as rank {loader.rank} of {loader.world_size}, but the Trainer has {ranks} data-parallel "
+            "ranks; build the loader after TrainingArguments, or with mesh="
         )
     _check_length(loader, args.gradient_accumulation_steps, args.max_steps)
     check_labels(trainer, getattr(loader, "task", None))

@@ -12,7 +12,6 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from fmsdata.errors import ConfigError, FmsdataWarning, NoSuchAttributeError
-from fmsdata.tasks.causal_lm import CausalLM
 
 # The lines that connect a loader to a trainer, by the package that the trainer is in. What uses another comes first.
 LINES = {
@@ -35,6 +34,7 @@ LINES = {
 LINES["pytorch_lightning"] = LINES["lightning"]
 READ_AHEAD = ("lightning", "pytorch_lightning", "ray")  # what they iterate over, they read ahead, and save after that
 TRAINS = {"_run_epoch", "_inner_training_loop"}  # methods of transformers that iterate, in versions 5 and 4
+SAVE_ALL = ("torch.distributed.checkpoint", "fmsdata.train")  # they save the states of all ranks
 RESUME = "state = loader.state_dict(gather=True)\nloader.load_state_dict(state)"
 SHIFT = "task: {name: causal_lm, shift: false}     # or StatefulDataLoader(..., task=fmsdata.CausalLM(shift=False))"
 
@@ -83,14 +83,18 @@ def check_trainer(step: int, task: Any) -> None:
 def check_labels(trainer: Any, task: Any) -> None:
     """Raise if a Trainer's model would shift labels that are shifted already."""
     transformers = sys.modules["transformers"]
+    model = trainer.model
+    while not isinstance(model, transformers.PreTrainedModel) and hasattr(model, "module"):  # sharded or replicated
+        model = model.module
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # adapters of peft
     own_loss = (
         getattr(trainer, "compute_loss_func", None) is not None
         or type(trainer).compute_loss is not transformers.Trainer.compute_loss
-        or not isinstance(trainer.model, transformers.PreTrainedModel)
+        or not isinstance(model, transformers.PreTrainedModel)
     )
-    if isinstance(task, CausalLM) and task.shift and not own_loss:
+    if getattr(task, "shift", False) and not own_loss:
         raise ConfigError(
-            f"the labels of this loader are shifted by one token, and {type(trainer.model).__name__} shifts them once "
+            f"the labels of this loader are shifted by one token, and {type(model).__name__} shifts them once "
             f"more: it would learn to skip every other token. Write\n    {SHIFT}"
         )
 
@@ -106,7 +110,8 @@ def warn_of_accelerate() -> None:
     library = "transformers" if methods & TRAINS else "accelerate"
     warnings.warn(
         f"{library} is in use, and its checkpoints do not hold the position of this loader: a run that resumes from "
-        f"them would begin at the start of the stream. Before the first batch, write\n{_indented(library)}",
+        f"them would begin at the start of the stream. Before the first batch, write\n{_indented(library)}\n"
+        "or save loader.state_dict(gather=True) yourself, and ignore this",
         FmsdataWarning,
         stacklevel=4,
     )
@@ -115,7 +120,7 @@ def warn_of_accelerate() -> None:
 def warn_of_deepspeed() -> None:
     """Warn if DeepSpeed is in use, which keeps the client state of one rank, and the state is that of this rank."""
     comm = sys.modules.get("deepspeed.comm")
-    if comm is None or not comm.is_initialized() or _stack("torch.distributed.checkpoint"):
+    if comm is None or not comm.is_initialized() or any(_stack(package) for package in SAVE_ALL):
         return
     warnings.warn(
         "deepspeed is in use, and keeps the client_state of one rank, but state_dict() holds the lanes of this rank: a "

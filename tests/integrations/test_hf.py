@@ -1,9 +1,15 @@
 """The real Trainer of transformers, on 1 and 2 processes: exact, or an error that shows the line to write."""
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+import fmsdata
+from fmsdata.config.build import make_task
+from fmsdata.config.read import read_config
+from tests.integrations.environment import ROOT
 from tests.integrations.helpers import (
     Job,
     Result,
@@ -51,6 +57,12 @@ def results(folder: Path, stream: list[int]) -> dict[str, Result]:
 def test_the_page_resumes_exactly_on_another_number_of_processes(results: dict[str, Result], stream: list[int]) -> None:
     """Saved after step 3 of the optimizer, with 2 batches each, and killed after 10 batches."""
     check_resumed(results, stream, saved_after=6)
+
+
+def test_the_configuration_of_the_page_is_valid_and_leaves_labels_as_they_are() -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/trainers/huggingface.md").read_text(), re.DOTALL)
+    config = read_config(yaml.safe_load(block), {"evaluation": {"samples": 1024}})
+    assert make_task(config) == fmsdata.CausalLM(shift=False)
 
 
 def test_evaluation_in_between_reads_the_same_set_each_time(results: dict[str, Result]) -> None:
@@ -103,8 +115,8 @@ def test_the_naive_ways_show_the_right_line(results: dict[str, Result], way: str
 
 
 def test_labels_that_would_be_shifted_twice_are_refused(results: dict[str, Result]) -> None:
-    for program in ("naive", "refused"):
-        error = results[program].check().found[0]["shifted"]
+    for program, way in (("naive", "shifted"), ("refused", "shifted"), ("refused", "shifted, wrapped")):
+        error = results[program].check().found[0][way]
         assert "LlamaForCausalLM shifts them once more" in error
         assert "task: {name: causal_lm, shift: false}" in error
 

@@ -11,6 +11,7 @@ import transformers
 
 import fmsdata
 from fmsdata.integrations.hf import Trainer, TrainerMixin
+from fmsdata.loader.trainers import check_labels
 from tests.integrations.runner import report
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -71,6 +72,17 @@ def naive() -> dict[str, str]:
     return found
 
 
+class Wrapped(transformers.Trainer):  # type: ignore[misc]
+    """A Trainer whose model is sharded, and below that has adapters, as peft adds them."""
+
+    def __init__(self) -> None:
+        adapted = torch.nn.Module()
+        adapted.get_base_model = model  # type: ignore[assignment]
+        self.model = torch.nn.Module()
+        self.model.module = adapted
+        self.compute_loss_func = None
+
+
 def refused() -> dict[str, str]:
     def train(loader: Any, evaluation: Any = None, **options: Any) -> str:
         return error(
@@ -79,6 +91,7 @@ def refused() -> dict[str, str]:
 
     return {
         "shifted": train(loader(task="causal_lm", pack__seq_len=7)),
+        "shifted, wrapped": error(lambda: check_labels(Wrapped(), fmsdata.CausalLM())),
         "batch size": train(loader(), per_device_train_batch_size=3),
         "search": train(loader(), auto_find_batch_size=True),
         "own folder": train(loader(checkpoint={"path": "checkpoints", "every": 2})),
