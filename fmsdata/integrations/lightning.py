@@ -68,6 +68,11 @@ class DataModule(LightningDataModule):  # type: ignore[misc]
             self.loader = build(self._train, "Lightning", self._overrides, **ranks)
         if self._evaluation is not None and self.evaluation_loader is None:
             self.evaluation_loader = build(self._evaluation, "Lightning", **ranks)
+            if not getattr(self.evaluation_loader, "evaluation", True):  # rows begin again by themselves
+                raise ConfigError(
+                    "`evaluation` is a stream that continues at each evaluation, with other samples; for the same set "
+                    "each time, write `evaluation: true`, or `{samples: N}`, in its configuration"
+                )
         self._restored = False
 
     def train_dataloader(self) -> "Batches":

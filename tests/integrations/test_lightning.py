@@ -98,6 +98,7 @@ def test_rows_in_epochs_resume_within_an_epoch(results: dict[str, Result]) -> No
         ("no length", "Give Trainer(max_steps=...), or the loader `steps`"),
         ("limit", "no error"),
         ("overfit", "the stream goes on in every epoch"),
+        ("evaluation of a stream", "write `evaluation: true`, or `{samples: N}`"),
         ("own folder", "Remove the section `checkpoint`"),
         ("foreign", "foreign.ckpt has no state of DataModule"),
         ("other rank", "the loader is rank 1 of 2, but Lightning says rank 0 of 1"),

@@ -132,6 +132,7 @@ def refused() -> None:
         "no length": error(fit(DataModule("run.yaml"), max_epochs=2)),
         "limit": error(fit(DataModule("run.yaml"), max_epochs=2, limit_train_batches=3)),
         "overfit": error(fit(DataModule("run.yaml"), max_steps=2, overfit_batches=2)),
+        "evaluation of a stream": error(fit(DataModule("run.yaml", "run.yaml"), max_steps=2)),
         "own folder": error(fit(DataModule("run.yaml", overrides=own_folder), max_steps=2)),
         "foreign": error(fit(DataModule("run.yaml"), "foreign.ckpt", max_steps=2)),
         "other rank": error(
