@@ -33,6 +33,7 @@ TRAINERS_PIP := .trainers/bin/python -m pip install --quiet --disable-pip-versio
 demo: .venv/.ready
 	$(BIN)/fmsdata demo
 	$(BIN)/python examples/kill_and_rescale.py
+	$(BIN)/python examples/kill_rl_prompts.py
 
 check: setup
 	$(BIN)/ruff check .

@@ -5,31 +5,22 @@ ranks, kills them again, and lets 3 ranks finish. Every step must have the same 
 the same loss up to rounding.
 """
 
-import json
-import os
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import psutil
+from processes import HERE, Failed, entries, has_done, run_demo, temporary_folder, torchrun
 from rich.console import Console
 from rich.table import Table
 
 from fmsdata.cli.demo import write_corpus
 
-HERE = Path(__file__).parent
+CONFIG = HERE.parent / "configs" / "train-demo.yaml"
 STEPS, EVERY = 40, 10
 CHAIN = ((2, 14), (4, 26), (3, None))  # ranks, and the step at which they are killed
 TOLERANCE = 1e-4
-POLL = 0.01  # seconds
 
 
 @dataclass(frozen=True)
@@ -40,83 +31,17 @@ class Step:
     loss: float
     sha256: str
     world_size: int
-
-
-class Failed(Exception):
-    """The demo did not show what it promises."""
+    evaluation: float | None = None  # the loss of the held-out set, if it was evaluated after this step
 
 
 def train(ranks: int, folder: Path, data: Path, *options: str, kill_when: Callable[[], bool] | None = None) -> None:
     """Run the example to its end, or kill it when `kill_when` says so."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", str(ranks), str(HERE / "train.py")]
-    command += ["--config", str(HERE.parent / "configs" / "train-demo.yaml"), "--data", str(data), "--out", str(folder)]
-    loopback = "lo" if sys.platform == "linux" else "lo0"
-    environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback, "TMPDIR": str(folder.parent)}
-    log = folder.with_suffix(".txt")
-    with log.open("w") as output:
-        launcher = subprocess.Popen(
-            [*command, *options],
-            env={**os.environ, **environment},
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-        try:
-            while launcher.poll() is None:
-                if kill_when is not None and kill_when():
-                    return
-                time.sleep(POLL)
-        finally:
-            kill(launcher)
-    if launcher.returncode or kill_when is not None:
-        raise Failed(f"the run on {ranks} ranks ended with code {launcher.returncode}:\n{log.read_text()[-3000:]}")
-
-
-def kill(launcher: subprocess.Popen[bytes]) -> None:
-    """Send SIGKILL to torchrun and its ranks, which have sessions of their own."""
-    with undisturbed(), suppress(psutil.NoSuchProcess):
-        parent = psutil.Process(launcher.pid)
-        parent.suspend()  # so that it starts no more ranks in the meantime
-        processes = [parent, *parent.children(recursive=True)]
-        for process in processes:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(processes, timeout=10)
-    launcher.wait()
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Ignore Ctrl-C inside, so that cleaning up is not interrupted."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def temporary_folder() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="fmsdata-demo-"))
-    try:
-        yield made
-    finally:
-        with undisturbed():
-            shutil.rmtree(made)
+    torchrun(ranks, "train.py", folder, "--config", CONFIG, "--data", data, *options, kill_when=kill_when)
 
 
 def steps_of(folder: Path) -> list[Step]:
     """The steps in the log of a run so far."""
-    try:
-        lines = (folder / "log.jsonl").read_text().splitlines(keepends=True)
-    except FileNotFoundError:
-        return []
-    return [Step(**json.loads(line)) for line in lines if line.endswith("\n")]
-
-
-def has_done(folder: Path, step: int) -> bool:
-    return any(entry.step == step for entry in steps_of(folder))
+    return [Step(**entry) for entry in entries(folder)]
 
 
 def compare(chain: Sequence[Step], alone: Sequence[Step], console: Console) -> None:
@@ -146,10 +71,14 @@ def compare(chain: Sequence[Step], alone: Sequence[Step], console: Console) -> N
     wrong = sorted({entry.step for entry in chain if entry.sha256 != expected[entry.step].sha256})
     if wrong:
         raise Failed(f"steps {wrong} had a different batch than on 1 rank")
-    largest = max(abs(entry.loss - expected[entry.step].loss) for entry in chain)
+    if any((entry.evaluation is None) != (expected[entry.step].evaluation is None) for entry in chain):
+        raise Failed("it was evaluated at other steps than on 1 rank")
+    losses = [(entry.loss, expected[entry.step].loss) for entry in chain]
+    losses += [(entry.evaluation or 0, expected[entry.step].evaluation or 0) for entry in chain]
+    largest = max(abs(loss - other) for loss, other in losses)
     console.print(
         f"{STEPS} steps, {again} of them run twice after a kill: every batch is the same, bit for bit. "
-        f"The largest difference in loss is {largest:.1e}."
+        f"The largest difference in loss, of training and evaluation, is {largest:.1e}."
     )
     if not largest <= TOLERANCE:
         raise Failed(f"that is more than {TOLERANCE}")
@@ -174,18 +103,5 @@ def demo(console: Console) -> None:
         console.print("[green]Killed twice, rescaled twice, and the training is the same.[/]")
 
 
-def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # cleans up like an interrupt
-    try:
-        demo(Console())
-    except Failed as failure:
-        print(f"error: {failure}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_demo(demo))

@@ -6,24 +6,21 @@
 The same command resumes from the newest checkpoint, on any number of ranks. The global batch stays
 the same, so every step sees the same samples, and the loss is the same up to rounding.
 
-A checkpoint is a folder `step-<n>` with the model and the optimizer (torch.distributed.checkpoint)
-and everything else (fmsdata.train_state). It is written under another name and renamed when every
-rank is done, so a folder of that name is always complete.
+A checkpoint has the model and the optimizer (torch.distributed.checkpoint) and everything else
+(fmsdata.train_state). The folder of the run is in run_folder.py.
 """
 
 import argparse
-import fcntl
 import hashlib
 import json
 import math
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import yaml
+from run_folder import RunFolder, end, end_with_torchrun
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -46,10 +43,10 @@ class Block(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         qkv = self.qkv(self.before_attention(x)).unflatten(-1, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x.add(self.mlp(self.before_mlp(x)))
 
@@ -61,15 +58,21 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab, bias=False)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.tokens(ids) + self.positions.weight[: ids.shape[1]]
+    def forward(self, ids: Tensor, documents: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """With the documents of the tokens, and their positions in them, no token sees another document."""
+        places = torch.arange(ids.shape[1]) if positions is None else positions
+        mask = None if documents is None else (documents[:, None, :, None] == documents[:, None, None, :]).tril()
+        x = self.tokens(ids) + self.positions(places)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, mask)
         logits: Tensor = self.head(self.norm(x))
         return logits
 
 
-def distributed(model: GPT, parallel: str) -> nn.Module:
+def build_model(parallel: str, seed: int, **sizes: int) -> nn.Module:
+    torch.manual_seed(seed)  # the same weights on every rank ...
+    model = GPT(**sizes)
+    torch.manual_seed(seed + 1 + dist.get_rank())  # ... and randomness of its own from here on
     if parallel == "ddp":
         return DistributedDataParallel(model)
     for block in model.blocks:
@@ -78,35 +81,43 @@ def distributed(model: GPT, parallel: str) -> nn.Module:
     return model
 
 
-class Run:
-    """A training run in a folder: model, optimizer, loader and checkpoints."""
+def losses_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """The loss of each token. It is 0 for those without a label."""
+    inputs = (batch[name] for name in ("input_ids", "document_ids", "position_ids") if name in batch)
+    logits, labels = model(*inputs).flatten(0, 1), batch["labels"].flatten()
+    return functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
 
-    def __init__(self, out: Path, config: dict[str, Any], parallel: str) -> None:
+
+@torch.no_grad()
+def evaluate(model: nn.Module, loader: fmsdata.StatefulDataLoader) -> float:
+    """The mean loss over all tokens of the set that have a label, the same on any number of ranks.
+
+    Losses and tokens are added up over all ranks before they are divided. Rows that fill up the last
+    batches have no labels, so they do not count.
+    """
+    sums = torch.zeros(2, dtype=torch.float64)
+    model.eval()
+    for batch in loader:  # from the top each time, with the same number of batches on every rank
+        sums += torch.stack([losses_of(model, batch).double().sum(), (batch["labels"] != IGNORED).sum()])
+    model.train()
+    dist.all_reduce(sums)
+    return float(sums[0] / sums[1])
+
+
+class Run:
+    """A training run in a folder: model, optimizer, loaders and checkpoints."""
+
+    def __init__(self, folder: RunFolder, model: nn.Module, train: dict[str, Any], loader: Any, held_out: Any) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.out, self.train = out, config["train"]
-        batch_size, left_over = divmod(self.train["global_batch"], self.world_size)
-        if left_over:
-            raise SystemExit(f"global_batch {self.train['global_batch']} cannot be divided by {self.world_size} ranks")
-        self.loader = fmsdata.build_loader(config["data"], {"loader.batch_size": batch_size})
-        torch.manual_seed(config["data"]["seed"])  # the same weights on every rank ...
-        self.model = distributed(GPT(**config["model"], seq_len=config["data"]["pack"]["seq_len"]), parallel)
-        torch.manual_seed(config["data"]["seed"] + 1 + self.rank)  # ... and randomness of its own from here on
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.train["lr"])
-        warmup = self.train["warmup"]
+        self.folder, self.model, self.loader, self.held_out = folder, model, loader, held_out
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=train["lr"])
+        warmup = train["warmup"]
         self.scheduler = LambdaLR(self.optimizer, lambda n: min((n + 1) / warmup, math.sqrt(warmup / (n + 1))))
         self.step = self.tokens_seen = 0  # steps done, and tokens learned from in them, by all ranks together
 
     def resume(self) -> None:
         """Resume from the newest checkpoint, if there is one."""
-        newest: list[Path | None] = [None]
-        if self.rank == 0:
-            self.out.mkdir(parents=True, exist_ok=True)
-            self._lock_out_others()
-            for leftover in self.out.glob("unfinished-*"):
-                shutil.rmtree(leftover)
-            newest = [next(iter(self._checkpoints()), None)]
-        dist.broadcast_object_list(newest)
-        folder = newest[0]
+        folder = self.folder.newest()
         if folder is not None:
             model, optimizer = get_state_dict(self.model, self.optimizer)
             state_dict_loader.load({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
@@ -117,35 +128,17 @@ class Run:
             print(f"from {folder.name if folder else 'the beginning'} on {self.world_size} ranks", flush=True)
 
     def save(self) -> None:
-        """Write a checkpoint. It counts as one only after the rename at the end."""
+        """Write a checkpoint of this step."""
         state = train_state.build(self.loader, step=self.step, tokens_seen=self.tokens_seen, scheduler=self.scheduler)
-        unfinished = self.out / f"unfinished-{self.step}"
         model, optimizer = get_state_dict(self.model, self.optimizer)
-        state_dict_saver.save({"model": model, "optimizer": optimizer}, checkpoint_id=unfinished)
-        train_state.save(unfinished, state)
-        dist.barrier()  # every rank has written its part
-        if self.rank == 0:
-            unfinished.rename(self.out / f"step-{self.step}")
-            for old in self._checkpoints()[self.train["keep"] :]:
-                shutil.rmtree(old.rename(old.with_name(f"unfinished-{old.name}")))
-
-    def _checkpoints(self) -> list[Path]:
-        """The complete checkpoints, newest first."""
-        return sorted(self.out.glob("step-*"), key=lambda folder: int(folder.name[5:]), reverse=True)
-
-    def _lock_out_others(self) -> None:
-        """Lock the folder until this process ends, so that leftover ranks of an earlier run cannot write here."""
-        lock = os.open(self.out / "lock", os.O_CREAT | os.O_RDWR)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SystemExit(f"another run writes to {self.out}; stop it first, or choose another --out") from None
+        with self.folder.checkpoint(self.step) as folder:
+            state_dict_saver.save({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
+            train_state.save(folder, state)
 
     def learn(self, batch: dict[str, Tensor]) -> float:
         """Train one step. Returns the mean loss of the global batch, over the tokens that have labels."""
-        logits, labels = self.model(batch["input_ids"]), batch["labels"]
-        loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-        sums = torch.stack([loss.detach().double(), (labels != IGNORED).sum()])
+        loss = losses_of(self.model, batch).sum()
+        sums = torch.stack([loss.detach().double(), (batch["labels"] != IGNORED).sum()])
         dist.all_reduce(sums)
         torch.autograd.backward(loss * self.world_size / sums[1])  # gradients are averaged over the ranks
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -156,11 +149,39 @@ class Run:
         self.tokens_seen += int(sums[1])
         return float(sums[0] / sums[1])
 
+    def evaluate(self) -> float:
+        """The loss of the held-out set."""
+        loss = evaluate(self.model, self.held_out)
+        if self.rank == 0:
+            print(f"step {self.step}: evaluation loss {loss:.4f}", flush=True)
+        return loss
+
+    def report(self, loss: float) -> None:
+        """Print how the run is doing since the last report, over all ranks."""
+        ranks: list[Any] = [None] * self.world_size
+        dist.all_gather_object(ranks, self.loader.stats())
+        stats = fmsdata.Stats.total(ranks)
+        if self.rank == 0:
+            sources = stats.sources.items()
+            mix = ", ".join(f"{name} {source.share:.1%} (planned {source.planned:.1%})" for name, source in sources)
+            speed, waited = stats.recent.tokens_per_second, stats.recent.waited_share
+            line = f"step {self.step}: loss {loss:.4f}, {speed:,.0f} tokens/s, waited {waited:.1%} of the time for data"
+            print(f"{line}; {mix}", flush=True)
+
     def digest(self, rows: Tensor) -> str:
         """The hash of the global batch in the order of the stream: row i of rank r is its sample i * W + r."""
         ranks = [torch.empty_like(rows) for _ in range(self.world_size)]
         dist.all_gather(ranks, rows)
         return hashlib.sha256(torch.stack(ranks, dim=1).numpy().tobytes()).hexdigest()
+
+
+def build_loaders(config: dict[str, Any]) -> tuple[fmsdata.StatefulDataLoader, fmsdata.StatefulDataLoader]:
+    """The loader of the training, with the same global batch on any number of ranks, and that of the held-out set."""
+    global_batch, ranks = config["train"]["global_batch"], dist.get_world_size()
+    if global_batch % ranks:
+        end(f"global_batch {global_batch} cannot be divided by {ranks} ranks")
+    loader = fmsdata.build_loader(config["data"], {"loader.batch_size": global_batch // ranks})
+    return loader, fmsdata.build_loader(config["data"], config["evaluation"])
 
 
 def main() -> None:
@@ -177,18 +198,31 @@ def main() -> None:
     config = yaml.safe_load(Path(arguments.config).read_text())
     config["data"]["path"] = arguments.data or config["data"]["path"]
     steps, every = arguments.steps or config["train"]["steps"], arguments.every or config["train"]["every"]
+    report_every, evaluate_every = config["train"]["report_every"], config["train"]["evaluate_every"]
 
+    end_with_torchrun()
     dist.init_process_group("gloo")
-    run = Run(arguments.out, config, arguments.parallel)
+    folder = RunFolder(arguments.out, config["train"]["keep"])
+    loader, held_out = build_loaders(config)
+    sizes = {**config["model"], "seq_len": config["data"]["pack"]["seq_len"]}
+    model = build_model(arguments.parallel, config["data"]["seed"], **sizes)
+    run = Run(folder, model, config["train"], loader, held_out)
     run.resume()
     with (arguments.out / "log.jsonl").open("a", buffering=1) as log:  # line buffered
-        for step, batch in zip(range(run.step, steps), run.loader, strict=False):
-            entry = {"step": step, "loss": run.learn(batch), "sha256": run.digest(batch["input_ids"])}
+        for step, batch in zip(range(run.step, steps), loader, strict=False):
+            loss = run.learn(batch)
+            entry = {"step": step, "loss": loss, "sha256": run.digest(batch["input_ids"])}
+            if run.step % report_every == 0:
+                run.report(loss)
+            if run.step % evaluate_every == 0:
+                entry["evaluation"] = run.evaluate()
+                loader.stats()  # the next report is of the time since this call
             if run.rank == 0:
                 log.write(json.dumps({**entry, "world_size": run.world_size}) + "\n")
             if run.step % every == 0 or run.step == steps:
                 run.save()
-    run.loader.close()
+    loader.close()
+    held_out.close()
     dist.destroy_process_group()
 
 

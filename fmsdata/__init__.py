@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fmsdata.core.spans import Span as Span
     from fmsdata.core.stage import Stage as Stage
     from fmsdata.corpus.shard_writer import write_shard as write_shard
+    from fmsdata.epochs.fine_tuning import FineTuningRows as FineTuningRows
     from fmsdata.epochs.mixture import RowMixture as RowMixture
     from fmsdata.epochs.sampler import EpochSampler as EpochSampler
     from fmsdata.errors import CheckpointError as CheckpointError
@@ -68,6 +69,7 @@ _HOMES = {  # where public names come from
     "core.spans": "Span",
     "core.stage": "Stage",
     "corpus.shard_writer": "write_shard",
+    "epochs.fine_tuning": "FineTuningRows",
     "epochs.mixture": "RowMixture",
     "epochs.sampler": "EpochSampler",
     "errors": "CheckpointError ConfigError CountsError DataError FmsdataError FmsdataWarning "

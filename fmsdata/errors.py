@@ -42,7 +42,7 @@ class StageError(FmsdataError):
 
 
 class WorkerError(FmsdataError):
-    """A worker process that died."""
+    """A worker process or a thread that died, or could not be started."""
 
 
 class StallError(FmsdataError):

@@ -52,6 +52,12 @@ def test_planning_loads_without_torch() -> None:
     run(BLOCKER.format(blocked=["torch"]) + imports)
 
 
+def test_a_sampler_of_plain_rows_needs_no_files_and_no_tokenizer() -> None:
+    blocked = ["fsspec", "pyarrow", "s3fs", "tokenizers", "transformers"]
+    program = "import fmsdata; print(len(fmsdata.EpochSampler(range(8), global_batch=4, rank=0, world_size=1)))"
+    assert run(BLOCKER.format(blocked=blocked) + program) == "8\n"
+
+
 def test_importing_the_package_loads_nothing_heavy() -> None:
     program = "import sys, fmsdata; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     loaded = set(run(program).split())

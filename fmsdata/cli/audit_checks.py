@@ -7,6 +7,7 @@ from rich.progress import Progress
 
 from fmsdata import testing
 from fmsdata.cli.audit import LEAST_SAMPLES, MOST_SAMPLES
+from fmsdata.cli.common import ENDLESS
 from fmsdata.cli.outlook import mixture_of, window_of
 from fmsdata.config.build import build_data, make_loader
 from fmsdata.config.sections import Config
@@ -65,6 +66,8 @@ class Audit:
                 "that none comes twice, or set pack.crop=false pack.pad=TOKEN"
             )
         report = Report(lanes=self.data.lanes, sources=sorted(_readers(self.data.lines)), chain=list(self.world_sizes))
+        if self.finite is not None:
+            report.checked.append(f"{ENDLESS} for laws 1 and 2.")
         try:
             self._same_stream(report, bar)
             self._exactly_once(report, bar)

@@ -12,6 +12,7 @@ import numpy as np
 import typer
 
 from fmsdata.cli.common import (
+    ENDLESS,
     AsJson,
     ConfigFile,
     Overrides,
@@ -72,7 +73,8 @@ def bench(
 
     before = _peak_memory()
     began = time.perf_counter()
-    parsed = read_config(config, endless(without_checkpoint(parse_overrides(overrides))))
+    given = without_checkpoint(parse_overrides(overrides))
+    as_given, parsed = read_config(config, given), read_config(config, endless(given))
     loader = make_loader(parsed, build_data(parsed), rank=rank, world_size=world_size)
     built = time.perf_counter()
     try:
@@ -90,6 +92,7 @@ def bench(
         "rank": rank,
         "world_size": world_size,
         "workers": loader.num_workers,
+        "finite_read_as_endless": bool(as_given.epochs or as_given.evaluation),
         "tokens_per_batch": tokens,
         "step_seconds": step_seconds,
         "seconds_to_build": built - began,
@@ -198,6 +201,8 @@ def _print(report: dict[str, Any], out: "Console") -> None:
         f"{report['batches']:,} batches of {report['tokens_per_batch']:,} tokens in {report['seconds']:.1f} s",
         style="bold",
     )
+    if report["finite_read_as_endless"]:
+        out.print(f"{ENDLESS}.", markup=False)
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right", style="bold")

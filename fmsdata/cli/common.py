@@ -108,6 +108,9 @@ def without_checkpoint(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return {**others, "checkpoint": None, "loader.steps": None}
 
 
+ENDLESS = "The configuration is a finite pass (`epochs`, `evaluation`), and was read as an endless stream"
+
+
 def endless(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The same overrides for a command that reads a finite pass as an endless stream.
 

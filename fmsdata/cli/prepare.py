@@ -106,6 +106,7 @@ def prepare(
 
 def _print(done: "Prepared") -> None:
     from fmsdata.core.wording import counted
+    from fmsdata.corpus.prepare.run import NOTHING_WRITTEN
 
     for note in done.notes:
         print(f"note: {note}")
@@ -123,4 +124,5 @@ def _print(done: "Prepared") -> None:
             print(f"  and {done.bad - SHOWN:,} more")
     total = done.tokens + done.validation_tokens
     held = f", {done.validation_tokens:,} of them in {done.output}/validation" if done.validation_tokens else ""
-    print(f"wrote {done.output}: {counted(total, 'token')}{held} ({done.dtype}), in {done.seconds:.1f} s", flush=True)
+    did = "found" if NOTHING_WRITTEN in done.notes else "wrote"
+    print(f"{did} {done.output}: {counted(total, 'token')}{held} ({done.dtype}), in {done.seconds:.1f} s", flush=True)

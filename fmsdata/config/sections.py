@@ -332,7 +332,9 @@ class Config(Section):
 
     @field_validator("evaluation", mode="before")
     @classmethod
-    def _no_evaluation(cls, value: object) -> object:
+    def _flag_or_section(cls, value: object) -> object:
+        if not isinstance(value, bool | dict | EvaluationConfig | None):
+            raise ValueError(f"it must be true, false, or a part of the set such as {{samples: 1000}}, not {value!r}")
         return False if value is None else value
 
     @model_validator(mode="after")

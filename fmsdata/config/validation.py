@@ -35,8 +35,13 @@ def validation_problems(error: ValidationError, root: Node) -> Iterator[Problem]
         if isinstance(cause, NestedErrors):
             for path, text in cause.errors:
                 yield _problem(root, (*found["loc"], *path), f": {text}")
-        elif found["input"] is not BROKEN:
+        elif found["input"] is not BROKEN and not _is_section_instead_of_flag(found):
             yield _problem(root, found["loc"], _describe(found), missing=found["type"] == "missing")
+
+
+def _is_section_instead_of_flag(error: Any) -> bool:
+    """Whether a mapping is no flag, for a key that may be both: its own problems are reported as well."""
+    return error["type"] == "bool_type" and error["loc"][-1] == "bool" and isinstance(error["input"], dict)
 
 
 def _problem(root: Node, location: KeyPath, text: str, *, missing: bool = False) -> Problem:

@@ -4,10 +4,13 @@ A lane knows which block it needs at each place of its order. It does not know w
 the bytes come from: `LaneBlocks` reads them, from shards that are mapped or fetched.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
-from fmsdata.core.keys import Ints
+import numpy as np
+
+from fmsdata.core.keys import Ints, offsets
 from fmsdata.core.tokens import StoredTokens
 
 if TYPE_CHECKING:
@@ -53,6 +56,21 @@ class Block(NamedTuple, Generic[Array_co]):
     offsets: Sequence[int | None] = ()  # of each array its first byte in the file; None if it was decoded
 
 
+class Located(NamedTuple):
+    """The documents of several blocks, in any order of the blocks.
+
+    Document `i` is `arrays[array[i]][start[i] : start[i] + length[i]]`.
+    """
+
+    arrays: Sequence[StoredTokens]
+    shards: list[int]  # of each array
+    block: Ints  # of each document, as a place in the list of blocks
+    number: Ints  # of each document, in its shard
+    array: Ints
+    start: Ints
+    length: Ints
+
+
 class LaneBlocks(Protocol):
     """Reads the blocks of one source for one lane, wherever they are stored."""
 
@@ -69,6 +87,13 @@ class LaneBlocks(Protocol):
         It must not be used before `check` was called.
         """
 
+    def read_all(self, place: int, addresses: Ints, announce: Callable[[Address], None]) -> Located:
+        """The blocks from a place on. Their documents must not be used before `check` was called.
+
+        `addresses` are rows of shard, first document, and the document after the last. `announce` is
+        called before a file is touched, with a block that is read from it.
+        """
+
     def check(self) -> None:
         """Raise if a file is not the one that blocks were read from."""
 
@@ -79,6 +104,10 @@ class LaneBlocks(Protocol):
 class Host(Protocol):
     """What lanes need from outside: it opens files for them, and is notified of what they read."""
 
+    @property
+    def share(self) -> float:
+        """The share of the run's lanes that are read together."""
+
     def open_blocks(self, files: Any, order: Any, lane: "Lane") -> LaneBlocks:
         """Read a source for a lane.
 
@@ -87,3 +116,29 @@ class Host(Protocol):
 
     def reading(self, block: BlockName) -> None:
         """Called with each block before it is read."""
+
+
+def read_each(blocks: LaneBlocks, place: int, addresses: Ints, announce: Callable[[Address], None]) -> Located:
+    """`LaneBlocks.read_all`, block by block."""
+    read: list[Block[StoredTokens]] = []
+    for at, row in enumerate(addresses.tolist(), place):
+        announce(address := Address(*row))
+        read.append(blocks.read(at, address))
+    arrays = [len(block.arrays) for block in read]
+    sizes = addresses[:, 2] - addresses[:, 1]
+    block = np.repeat(np.arange(len(read)), sizes)
+    return Located(
+        list(chain.from_iterable(block.arrays for block in read)),
+        np.repeat(addresses[:, 0], arrays).tolist(),
+        block,
+        numbers(addresses, sizes),
+        np.concatenate([block.array for block in read]) + offsets(np.array(arrays)).take(block),
+        np.concatenate([block.start for block in read]),
+        np.concatenate([block.length for block in read]),
+    )
+
+
+def numbers(addresses: Ints, sizes: Ints) -> Ints:
+    """The documents of blocks of these sizes."""
+    ends = offsets(sizes)
+    return np.arange(ends[-1]) + np.repeat(addresses[:, 1] - ends[:-1], sizes)

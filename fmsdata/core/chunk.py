@@ -248,7 +248,7 @@ class Item:
     def key(self) -> int:
         """A 64-bit key, unique in the run, to draw random choices from."""
         span = self.chunk.spans[self._stored].tolist()
-        return mix(mix(self._origin.key ^ span[DOCUMENT]) ^ span[POSITION])
+        return mix(mix(self._origin.key(span[DOCUMENT]) ^ span[DOCUMENT]) ^ span[POSITION])
 
     def replace(self, tokens: npt.ArrayLike) -> "Item":
         """The item with new tokens.
@@ -289,7 +289,7 @@ class Item:
         """The item as an output of a transform. From the second on, it gets its own key."""
         if number == 0:
             return self
-        buffers = [replace(buffer, key=mix(buffer.key ^ number)) for buffer in self.chunk.buffers]
+        buffers = [buffer.with_key(number) for buffer in self.chunk.buffers]
         return Item(Chunk(buffers, self.chunk.spans, self.chunk.first))
 
     @property
@@ -312,7 +312,7 @@ def check_lengths(lengths: Iterable[int]) -> None:
 
 def _renewed(buffer: Buffer, tokens: Tokens) -> Buffer:
     """New tokens of the same origin, with their own key."""
-    return Buffer(tokens, buffer.source, buffer.shard, buffer.epoch, mix(buffer.key))
+    return replace(buffer.with_key(), tokens=tokens)
 
 
 def stored_tokens(spans: Ints) -> Ints:

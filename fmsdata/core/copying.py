@@ -2,13 +2,12 @@
 
 Most tokens are in mapped files, which another process may change. Each file that tokens were copied
 from is checked after the copy. So the copy is of the file as it was when it was opened, or there is
-an error. A check costs more than the copy of a line, so a few lines are copied at once.
+an error. A check costs more than the copy of a line, so several lines are copied at once: those of
+some batches (`copy_items`), or some neighbours (`TokenCopies.read`).
 """
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fmsdata.core.keys import Ints, offsets
-from fmsdata.core.memory import Bytes, MappedTokens, Source, address_of, copy_memory, copy_numbers
+from fmsdata.core.memory import MappedTokens, Source, address_of, copy_memory, copy_numbers
 from fmsdata.core.ranges import inside
 from fmsdata.core.spans import BUFFER, LENGTH, START, TAIL, Buffer
 from fmsdata.core.tokens import Tokens
@@ -25,6 +24,7 @@ from fmsdata.errors import DataError
 AT_ONCE = 1 << 18  # about how many bytes of items are copied at once
 GROUP = 128  # items whose tokens are located at once
 ELSEWHERE = 0  # the address of tokens that are not in memory
+FEW_SOURCES = 16  # that are checked faster than it is found out which of them an item needs
 SHORT = 1 << 16  # tokens of an array that is converted as a whole
 SOMEWHERE = np.iinfo(np.int64).max  # and their number
 
@@ -38,7 +38,7 @@ class _Places:
     def __init__(self, buffers: Sequence[Buffer], used: Ints, dtype: np.dtype[Any] | None = None) -> None:
         self._buffers = buffers
         self._converted: list[Tokens] = []  # keeps their memory
-        self.sources: set[Source] = set()
+        self.source_of: dict[int, Source] = {}
         self.dtypes: dict[int, np.dtype[Any]] = {}
         address, size = [ELSEWHERE] * len(buffers), [SOMEWHERE] * len(buffers)
         self.used: list[int] = np.flatnonzero(np.bincount(used)).tolist()
@@ -46,7 +46,7 @@ class _Places:
             tokens = buffers[which].tokens
             if type(tokens) is MappedTokens:
                 address[which], size[which] = tokens.address, tokens.length
-                self.sources.add(tokens.source)
+                self.source_of[which] = tokens.source
             elif isinstance(tokens, np.ndarray):
                 if dtype is not None and tokens.dtype != dtype and len(tokens) <= SHORT:
                     tokens = tokens.astype(dtype)
@@ -54,6 +54,7 @@ class _Places:
                 if tokens.flags.c_contiguous and tokens.dtype.isnative:
                     address[which], size[which] = tokens.ctypes.data, len(tokens)
             self.dtypes[which] = tokens.dtype
+        self.sources = set(self.source_of.values())
         self.address, self._size = np.array(address, np.int64), np.array(size, np.int64)
         # The type of all tokens, if they have the same and all are in memory.
         self.in_memory = all(address[which] for which in self.used)
@@ -68,21 +69,6 @@ class _Places:
                 f"source {origin.source!r}, {origin.shard}: the file is damaged (documents reach beyond its end); "
                 "write it again or remove it"
             )
-
-
-# Memory to copy to, of windows that were read to their end. The system gives new memory page by page,
-# which takes about as long as the copy.
-_SPARE: deque[Bytes] = deque(maxlen=64)
-
-
-def _memory_of(size: int) -> Bytes:
-    """Memory of this size, which may have been used before."""
-    if size > AT_ONCE // 2 and _SPARE:
-        with suppress(IndexError):  # another thread took the last
-            spare = _SPARE.pop()
-            if len(spare) >= size:
-                return spare[:size]
-    return np.empty(size, np.uint8)
 
 
 def take_tokens(buffers: Sequence[Buffer], which: Ints, place: Ints) -> Ints:
@@ -111,12 +97,13 @@ class TokenCopies:
         self._places = _Places(buffers, spans[:, BUFFER], dtype)
         self._places.require(spans[:, BUFFER], spans[:, START], self._stored)
         self._alike = self._places.dtype == dtype
+        # The type that all tokens are stored in, if that is also the type of the copies.
+        self.stored_as = dtype if self._alike else None
         self._first: list[int] = first.tolist()
         ends = offsets(spans[:, LENGTH]).take(first)
         lengths = ends[1:] - ends[:-1]
         self._same_length = not np.count_nonzero(lengths[1:] != lengths[:-1])
         self._ends: list[int] = ends.tolist()  # tokens before each item
-        self.last = len(lengths) - 1
         self._copied = 0, 0  # the first of the items that were copied last, and the one after their last
         self._memory: Tokens = np.empty(0, dtype)
         self._rows: Any = ()  # the items that were copied last
@@ -142,16 +129,21 @@ class TokenCopies:
         tokens: Tokens = self._rows[item - first]
         return tokens
 
-    def release(self) -> None:
-        """Let others use the memory: the last item was read, and is not needed any more."""
-        if self._memory.nbytes > AT_ONCE // 2:
-            _SPARE.append(self._memory.view(np.uint8))
-            self._memory, self._rows = self._memory[:0], ()
-        self.forget()
-
     def forget(self) -> None:
         """Drop what was copied: a check of its sources failed."""
         self._copied = 0, 0
+
+    def add_sources(self, item: int, unchecked: set[Source]) -> None:
+        """Add what the tokens of an item are mapped from."""
+        if len(self._places.sources) <= FEW_SOURCES:
+            unchecked |= self._places.sources
+        else:
+            used = self._spans[self._first[item] : self._first[item + 1], BUFFER].tolist()
+            unchecked.update(filter(None, map(self._places.source_of.get, used)))
+
+    def pieces(self, item: int) -> Ints:
+        """The tokens of an item as pieces of memory, if they are stored in the type of the copies."""
+        return self._pieces[2 * self._first[item] : 2 * self._first[item + 1]]
 
     def _memory_by_item(self, first: int, stop: int) -> Any:
         """What was copied: the rows of a table, if all items have the same length, else a list."""
@@ -163,7 +155,7 @@ class TokenCopies:
     def _copy(self, first: int, stop: int) -> None:
         low, high, count = self._first[first], self._first[stop], self._ends[stop] - self._ends[first]
         if len(self._memory) < count:
-            self._memory = _memory_of(count * self._dtype.itemsize).view(self._dtype)
+            self._memory = np.empty(count, self._dtype)
         if self._alike:
             copy_memory(self._pieces[2 * low : 2 * high], self._memory[:count].view(np.uint8), self._places.sources)
         else:
@@ -236,3 +228,14 @@ class TokenCopies:
         tails = {value: np.array(value - 1, self._dtype).tobytes() if value else b"" for value in set(tail)}
         places = spans[:, BUFFER].tolist(), start.tolist(), (start + self._stored[rows]).tolist()
         return list(zip(*places, [tails[value] for value in tail], strict=True))
+
+
+def copy_items(items: Sequence[tuple[TokenCopies, int]], out: Tokens, unchecked: set[Source]) -> None:
+    """Copy items that are stored in the type of `out`, one after the other, at once.
+
+    They must not be used before the sources that this adds to `unchecked` have been checked.
+    """
+    for copies, item in items:
+        copies.add_sources(item, unchecked)
+    pieces = np.concatenate([copies.pieces(item) for copies, item in items])
+    copy_memory(pieces, out.reshape(-1).view(np.uint8), unchecked)

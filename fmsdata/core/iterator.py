@@ -37,6 +37,13 @@ class StageIterator(ABC):
     def state(self, taken: int) -> State:
         """The state after the first `taken` items of the last chunk (0 before the first chunk)."""
 
+    def advance(self, items: int) -> None:  # noqa: B027
+        """Do a part of the work for the next chunk, about that for this many items.
+
+        Called while the items of the last chunk are taken, so that the next one comes without a
+        pause. It changes no state, and raises nothing: errors wait for `read`.
+        """
+
     def next_items(self) -> int | None:
         """How many items the next chunk will have, if that is known."""
         return None

@@ -28,6 +28,17 @@ def key_of(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(ascii(parts).encode(), digest_size=8).digest(), "little")
 
 
+def keys_of(parts: tuple[int | str, ...], numbers: Ints) -> Keys:
+    """`key_of(*parts, number)` for each of these numbers.
+
+    >>> keys_of((42, "web"), np.array([7])).tolist() == [key_of(42, "web", 7)]
+    True
+    """
+    before = ascii((*parts, 0)).removesuffix("0)").encode()
+    digests = [hashlib.blake2b(before + b"%d)" % number, digest_size=8).digest() for number in numbers.tolist()]
+    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+
+
 def mix(x: int) -> int:
     """The splitmix64 finalizer, a bijection.
 
@@ -69,6 +80,15 @@ def keyed_order(n: int, key: int) -> Ints:
     if n == 1:
         return np.zeros(1, np.int64)
     return np.argsort(mix_array(np.arange(n, dtype=np.uint64) ^ np.uint64(mix(key))))
+
+
+def keyed_orders(n: int, keys: Keys) -> Ints:
+    """`keyed_order` for each of these keys, in rows.
+
+    >>> keyed_orders(5, np.array([1], np.uint64)).tolist() == [keyed_order(5, 1).tolist()]
+    True
+    """
+    return np.argsort(mix_array(np.arange(n, dtype=np.uint64) ^ mix_array(keys)[:, None]))
 
 
 def offsets(counts: Ints | npt.NDArray[np.bool_]) -> Ints:

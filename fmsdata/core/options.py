@@ -19,4 +19,5 @@ OUTPUT_NAMES = (
     "provenance",
     "epochs",
 )
+IGNORED = -100  # the label of a token that is not predicted
 LARGEST_WEIGHT = 1e30  # of a source

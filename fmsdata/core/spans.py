@@ -1,8 +1,11 @@
 """Spans: runs of consecutive tokens of one buffer, as rows of a table of integers."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
+from fmsdata.core.keys import mix
 from fmsdata.core.tokens import StoredTokens
 
 # The columns of the table.
@@ -30,13 +33,27 @@ class Buffer:
     """An array of tokens, and where they come from.
 
     Inserted tokens are in no shard, and have the source of their document. Padding has none.
+    `keys` returns the key of a document in the array, from its number; None if it has no documents.
     """
 
     tokens: StoredTokens
     source: str = ""
     shard: str = ""
     epoch: int = 0
-    key: int = 0
+    keys: Callable[[int], int] | None = None
+
+    def key(self, document: int) -> int:
+        """A 64-bit key of the part of the source that a document is in, for random choices."""
+        return 0 if self.keys is None else self.keys(document)
+
+    def with_key(self, number: int | None = None) -> "Buffer":
+        """The same with other keys, which are made from the keys and a number."""
+        return replace(self, keys=partial(_mixed, self.keys, number))
+
+
+def _mixed(keys: Callable[[int], int] | None, number: int | None, document: int) -> int:
+    key = 0 if keys is None else keys(document)
+    return mix(key if number is None else key ^ number)
 
 
 class Span(NamedTuple):

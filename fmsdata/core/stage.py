@@ -111,6 +111,10 @@ class Stage(IterableDataset[Item]):
         """Whether tokens are made from text while they are read, which takes time, and memory until they are used."""
         return any(stage.tokenizes() for stage in self.children().values())
 
+    def only_plans(self) -> bool:
+        """Whether reading items is arithmetic alone: their tokens take no time or memory until they are used."""
+        return False
+
     def ends(self) -> bool:
         """Whether the items come to an end.
 

@@ -14,7 +14,14 @@ import numpy as np
 
 from fmsdata.core.ranges import Range
 from fmsdata.corpus.counts_csv import Count, find_counts
-from fmsdata.corpus.listing import ShardList, list_shards, note_of_copies, note_of_others, note_of_skipped
+from fmsdata.corpus.listing import (
+    ShardList,
+    list_shards,
+    note_of_copies,
+    note_of_misnamed,
+    note_of_others,
+    note_of_skipped,
+)
 from fmsdata.corpus.progress import progress
 from fmsdata.corpus.selection import Files, has_patterns
 from fmsdata.corpus.text_copy import copy_files
@@ -52,6 +59,8 @@ def open_source(folder: Location, column: str | None = None, files: Files = None
     notes = [note_of_skipped(listed.skipped)] if listed.skipped else []
     if listed.others:
         notes.append(note_of_others(listed.others))
+    if listed.misnamed and files is None:
+        notes.append(note_of_misnamed(listed.misnamed))
     named = files is not None and not has_patterns(files)
     if _is_text(folder, listed, column):
         return _open_text(folder, listed, column, notes, named=named)

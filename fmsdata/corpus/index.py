@@ -13,7 +13,14 @@ from typing import NamedTuple
 from fmsdata.core.wording import counted, few
 from fmsdata.corpus.counts import count_shards, entries_of
 from fmsdata.corpus.counts_csv import HEADER, INDEX, Count, CountsTable, Parts, all_counts_files, read_rows
-from fmsdata.corpus.listing import all_shards, by_kind, note_of_copies, note_of_others, note_of_skipped
+from fmsdata.corpus.listing import (
+    all_shards,
+    by_kind,
+    note_of_copies,
+    note_of_misnamed,
+    note_of_others,
+    note_of_skipped,
+)
 from fmsdata.corpus.text_indexing import IndexedText, index_text
 from fmsdata.corpus.tokenizer import Tokenizer
 from fmsdata.errors import CountsError, DataError
@@ -73,6 +80,8 @@ def index_corpus(
     names, not_arrow = by_kind(found.names)
     if len(names) + len(not_arrow) < len(found.names):
         notes.append(note_of_others([name for name in found.names if name not in {*names, *not_arrow}]))
+    if found.misnamed:
+        notes.append(note_of_misnamed(found.misnamed))
     text, with_tokens = index_text(root, entries_of(root, found.only(not_arrow)), column, tokenizer)
     names = sorted([*names, *with_tokens])
     if text is not None:

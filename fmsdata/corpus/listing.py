@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from fmsdata.core.limits import describe_os_error
 from fmsdata.core.wording import counted
 from fmsdata.corpus.selection import Files, has_patterns, select
 from fmsdata.errors import DataError, DeniedError, MissingError
@@ -35,6 +36,10 @@ UNFINISHED = ".fmsdata-prepare"  # the folder with its work in progress
 MANIFEST = "fmsdata-prepare.json"  # in `meta` of a corpus that `fmsdata prepare` wrote
 ENOUGH_DOCUMENTS = 100  # so that two shards don't have the same counts by chance
 MOST_CHECKED = 100
+# Endings that are not read, but look as if they were: each with the one that is.
+OTHER_ENDINGS = {ending.upper(): ending for ending in SUFFIXES} | {
+    other + packed: ".jsonl" + packed for other in (".ndjson", ".jsonlines") for packed in ("", ".gz", ".zst")
+}
 
 
 class ShardList(NamedTuple):
@@ -44,6 +49,7 @@ class ShardList(NamedTuple):
     entries: tuple[Entry, ...] = ()  # sizes and versions, if they are not local
     skipped: tuple[str, ...] = ()  # files that end like shards, but that other programs left behind
     others: tuple[str, ...] = ()  # files of other formats, which are not read because there are Arrow shards
+    misnamed: tuple[str, ...] = ()  # files that are not read because of their ending, though they look like shards
 
     def only(self, names: Sequence[str]) -> "ShardList":
         """Some of these shards."""
@@ -64,13 +70,14 @@ def is_leftover(name: str) -> bool:
 def all_shards(folder: Location) -> ShardList:
     """The files of all formats below a folder, of which there may be none."""
     if folder.local is not None:
-        names = list_files(folder.local, SUFFIXES)
-        kept = [name for name in names if _is_shard(name) and not is_leftover(name)]
-        return ShardList(kept, (), tuple(filter(is_leftover, names)))
-    entries = folder.files(SUFFIXES)
-    found = tuple(entry for entry in entries if _is_shard(entry.name) and not is_leftover(entry.name))
-    skipped = tuple(entry.name for entry in entries if is_leftover(entry.name))
-    return ShardList([entry.name for entry in found], found, skipped)
+        names, entries = list_files(folder.local, (*SUFFIXES, *OTHER_ENDINGS)), []
+    else:
+        entries = folder.files((*SUFFIXES, *OTHER_ENDINGS))
+        names = [entry.name for entry in entries]
+    named = [name for name in names if name.endswith(SUFFIXES)]
+    kept = [name for name in named if _is_shard(name) and not is_leftover(name)]
+    misnamed = tuple(name for name in names if not name.endswith(SUFFIXES) and _is_shard(name))
+    return ShardList(named, tuple(entries), tuple(filter(is_leftover, named)), (), misnamed).only(kept)
 
 
 def find_shards(folder: Location) -> ShardList:
@@ -124,7 +131,7 @@ def shard_entries(folder: Location) -> list[Entry]:
         try:
             entries.append(file_entry(folder.local, name))
         except OSError as error:
-            raise DataError(f"{folder / name}: cannot be read: {error.strerror}") from None
+            raise DataError(f"{folder / name}: cannot be read: {describe_os_error(error)}") from None
     return entries
 
 
@@ -172,6 +179,8 @@ def _found_instead(folder: Location) -> str:
         return "; it has no files"
     counts = ", ".join(f"{count:,} {ending or 'without an ending'}" for ending, count in endings.most_common(3))
     more = "; rename .json files with one object a line to .jsonl" if ".json" in endings else ""
+    if misnamed := [name for name in names if name.endswith(tuple(OTHER_ENDINGS))]:
+        more += f"; {_rename(misnamed[0])}"
     return f", but this has {counted(len(names), 'file')} ({counts}), such as {names[0]}{more}"
 
 
@@ -189,6 +198,18 @@ def note_of_others(others: Sequence[str]) -> str:
         f"does not read {counted(len(others), 'file')} of other formats beside the Arrow shards, such as {others[0]}; "
         "select them with `files` to read them"
     )
+
+
+def note_of_misnamed(misnamed: Sequence[str]) -> str:
+    """What to say of files whose endings are almost those of shards."""
+    return f"does not read {counted(len(misnamed), 'file')}, such as {misnamed[0]}, because of the ending; " + _rename(
+        misnamed[0]
+    )
+
+
+def _rename(name: str) -> str:
+    ending = max((ending for ending in OTHER_ENDINGS if name.endswith(ending)), key=len)
+    return f"rename {ending} to {OTHER_ENDINGS[ending]}"
 
 
 def note_of_copies(

@@ -13,6 +13,7 @@ import numpy as np
 from fmsdata.core.blocks import Block
 from fmsdata.core.copying import TokenCopies
 from fmsdata.core.keys import Ints, offsets
+from fmsdata.core.limits import describe_os_error
 from fmsdata.core.memory import Source
 from fmsdata.core.ranges import Range
 from fmsdata.core.spans import COLUMNS, LENGTH, START, Buffer
@@ -146,7 +147,7 @@ def _read_ranges(file: Location, entry: Entry, ranges: Sequence[Range]) -> Itera
                 yield data
         now = file_entry(file.local.parent, file.local.name)
     except OSError as error:
-        raise DataError(f"{file}: cannot be read: {error.strerror or error}") from None
+        raise DataError(f"{file}: cannot be read: {describe_os_error(error)}") from None
     if (now.size, now.version) != (entry.size, entry.version):
         raise DataError(f"{file}: the file changed while it was read; run again when it is complete")
 

@@ -31,6 +31,9 @@ class TextCache:
     '5b3f1c0d9e8a7b6c5b3f1c0d9e8a7b6c.index'
     """
 
+    work = "indexes or copies"  # what a process does that others wait for
+    contents = "what is made of text files; set storage.cache"  # and which setting moves the folder
+
     def __init__(self, storage: Storage) -> None:
         base = user_cache() if storage.cache is None else os.path.abspath(storage.cache.path)
         self.folder = Path(base) / FOLDER
@@ -51,8 +54,8 @@ class TextCache:
     def unwritable(self, error: OSError) -> ConfigError:
         """The error for a folder that can't be written to."""
         return ConfigError(
-            f"{self.folder}: can't be written ({error.strerror or error}), but it has to hold what is made of text "
-            "files; set storage.cache (or the variable XDG_CACHE_HOME) to a writable folder with room"
+            f"{self.folder}: can't be written ({error.strerror or error}), but it has to hold {self.contents} "
+            "(or the variable XDG_CACHE_HOME) to a writable folder with room"
         )
 
     def clean(self, path: Path) -> None:
@@ -73,7 +76,7 @@ class TextCache:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                log.warning("waiting for another process that indexes or copies %s", key.partition("\n")[0])
+                log.warning("waiting for another process that %s %s", self.work, key.partition("\n")[0])
                 fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:

@@ -4,6 +4,7 @@ import io
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
+from fmsdata.core.limits import describe_os_error
 from fmsdata.errors import DataError
 from fmsdata.formats import format_of, open_stream
 from fmsdata.formats.base import Documents
@@ -47,4 +48,4 @@ def _open(folder: Location, file: Entry) -> BinaryIO:
     try:
         return open(place.local, "rb")
     except OSError as error:
-        raise DataError(f"{place}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{place}: cannot be read: {describe_os_error(error)}") from None

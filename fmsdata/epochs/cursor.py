@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from fmsdata.core.keys import Ints
 from fmsdata.epochs.exclusions import Exclusions
+from fmsdata.epochs.lines import Lines
 from fmsdata.epochs.order import Order
 
 CHUNK_ROWS = 4096  # rows of a rank that are planned at once, since arrays are faster than numbers
@@ -87,6 +88,13 @@ class Cursor(NamedTuple):
         order = self.order.next_epoch(taken, excluded, weights)
         return Cursor(self.epoch + 1, 0, order, step=step, changes=self.changes[len(due) :])
 
+    def global_tokens(self, layout: Layout) -> int:
+        """The labels of all lines of the global batch that comes next, or is in progress."""
+        if (plan := self.order.plan) is None:
+            return 0
+        first = self.cut - self.start + (self.position - self.cut) // layout.global_batch * layout.global_batch
+        return plan.trained_between(first, first + layout.global_batch)
+
     def plan(self, layout: Layout, batch_size: int) -> Iterator["PlannedBatch"]:
         """The batches of a rank from here to the end of the epoch."""
         cursor, size = self, batch_size * layout.world_size  # samples of a step
@@ -99,12 +107,16 @@ class Cursor(NamedTuple):
             first = cursor.position + layout.rank
             positions = np.arange(first, first + steps * size, layout.world_size)
             numbers = positions - cursor.start
-            rows, padding = cursor.order.rows(numbers), numbers >= cursor.order.size
-            epoch_ids = positions + cursor.epoch * EPOCH_IDS
+            padding, epoch_ids = numbers >= cursor.order.size, positions + cursor.epoch * EPOCH_IDS
+            plan = cursor.order.plan
+            rows = cursor.order.rows(numbers) if plan is None else numbers
             for at in range(0, len(positions), batch_size):
+                tokens = cursor.global_tokens(layout)
                 cursor = cursor._replace(position=cursor.position + size)
                 part = slice(at, at + batch_size)
-                yield PlannedBatch(cursor.epoch, rows[part], epoch_ids[part], padding[part], cursor)
+                lines = None if plan is None else plan.lines.take(numbers[part])
+                own = rows[part] if lines is None else lines.row
+                yield PlannedBatch(cursor.epoch, own, epoch_ids[part], padding[part], cursor, lines, tokens)
 
 
 class PlannedBatch(NamedTuple):
@@ -115,3 +127,5 @@ class PlannedBatch(NamedTuple):
     epoch_ids: Ints  # the position in the epoch, and `EPOCH_IDS` for each epoch before it
     padding: npt.NDArray[np.bool_]  # the rows that only fill up
     after: Cursor  # when it was handed out
+    lines: Lines | None = None  # that the rows are packed into
+    global_tokens: int = 0  # labels of the global batch, on all ranks and in all of its steps

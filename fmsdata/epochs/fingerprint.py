@@ -17,6 +17,7 @@ import torch
 
 from fmsdata.core.keys import key_of
 from fmsdata.core.state import State
+from fmsdata.epochs.fine_tuning import FineTuningRows
 from fmsdata.epochs.keyed_random import KeyedRandom
 from fmsdata.epochs.mixture import RowMixture
 from fmsdata.epochs.rows import read_rows
@@ -27,6 +28,9 @@ DEEP = 8  # levels of a row that are looked at
 
 def fingerprint(rows: Any, given: str | bool) -> State:
     """The description of a dataset for a state. `given` names the content; False: only the size counts."""
+    if isinstance(rows, FineTuningRows):
+        content = given if isinstance(given, str) else rows.content if given else ""
+        return {"rows": len(rows), "content": content, "settings": rows.settings}
     if isinstance(rows, RowMixture):
         return {name: fingerprint(source, given) for name, source in rows.sources.items()}
     size = len(rows)

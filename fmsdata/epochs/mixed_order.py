@@ -116,6 +116,8 @@ def restricted(weights: Mapping[str, float]) -> dict[str, float]:
 class MixedOrder:
     """The rows of a mixture from some cursors on."""
 
+    plan = None
+
     def __init__(
         self,
         recipe: MixedOrders,

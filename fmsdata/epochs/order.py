@@ -6,7 +6,7 @@ the middle of an epoch: `changed` returns the order of what is left.
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from fmsdata.core.state import State, number
 from fmsdata.epochs.exclusions import Exclusions
 from fmsdata.epochs.passes import Pass
 from fmsdata.errors import ConfigError, StateError
+
+if TYPE_CHECKING:
+    from fmsdata.epochs.lines import LinePlan
 
 ALL_EXCLUDED = "all rows are excluded; include some of them again, or end the training here"
 
@@ -31,6 +34,10 @@ class Order(Protocol):
     @property
     def weights(self) -> Mapping[str, float] | None:
         """The weights of the sources; None if the rows are not a mixture."""
+
+    @property
+    def plan(self) -> "LinePlan | None":
+        """The lines that rows are packed into; None if rows are read as they are."""
 
     def rows(self, numbers: Ints) -> Ints:
         """The rows with these numbers in the order."""
@@ -63,6 +70,7 @@ class OrderRecipe(Protocol):
 class RowOrder:
     """Every row of a dataset once, from a place in the pass of the epoch on."""
 
+    plan = None
     weights: Mapping[str, float] | None = None
 
     def __init__(self, recipe: "RowOrders", epoch: int, excluded: Exclusions, place: int = 0) -> None:

@@ -14,14 +14,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fmsdata.core.checks import flag, whole
 from fmsdata.core.state import State
+from fmsdata.core.wording import counted
 from fmsdata.epochs.cursor import Change, Cursor, Layout, PlannedBatch
 from fmsdata.epochs.exclusions import Exclusions, checked_ids
 from fmsdata.epochs.fingerprint import fingerprint
-from fmsdata.epochs.mixed_order import MixedOrders
-from fmsdata.epochs.mixture import RowMixture
-from fmsdata.epochs.order import OrderRecipe, RowOrders
+from fmsdata.epochs.line_order import NEXT_EPOCH, NO_TOKENS
 from fmsdata.epochs.rows import length
-from fmsdata.epochs.sampler_state import NextEpoch, Saved, moved, pack, unpack
+from fmsdata.epochs.sampler_orders import checked_batch, checked_tokens, orders_of
+from fmsdata.epochs.sampler_state import NewWeights, NextEpoch, Saved, moved, pack, unpack
 from fmsdata.errors import ConfigError, FmsdataWarning
 from fmsdata.run.gather import agreed
 from fmsdata.run.ranks import Ranks
@@ -42,6 +42,10 @@ class EpochSampler:
     >>> len(list(sampler)), len(sampler)
     (2, 2)
 
+    Samples of `FineTuningRows` are packed lines, and `global_batch` counts lines. With `max_tokens`,
+    a sample is a batch of at most that many tokens, and `global_batch`, by default the world size,
+    counts batches.
+
     With a `StatefulDataLoader` its position is that of the last batch handed out. In a loader of
     another library it yields the ids of rows, like a `DistributedSampler`, and its position is that
     of the last id that the library took, perhaps ahead of the trainer.
@@ -51,7 +55,8 @@ class EpochSampler:
         self,
         rows: Any,
         *,
-        global_batch: int,
+        global_batch: int | None = None,
+        max_tokens: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
@@ -71,20 +76,22 @@ class EpochSampler:
             raise ConfigError(
                 f"rank is {self.rank} of world size {self.world_size}; it must be from 0 to world size - 1"
             )
-        self.global_batch = _checked_batch(whole("global_batch", global_batch, least=1), self.world_size)
+        self.max_tokens = None if max_tokens is None else checked_tokens(max_tokens, rows)
+        if global_batch is None:
+            if self.max_tokens is None:
+                raise ConfigError("global_batch is missing: the rows of a step on all ranks together")
+            global_batch = self.world_size
+        self.global_batch = checked_batch(whole("global_batch", global_batch, least=1), self.world_size)
         self.layout = Layout(self.global_batch, self.drop_last, self.rank, self.world_size)
         if not isinstance(fingerprint, str | bool):
             raise ConfigError(f"fingerprint is {fingerprint!r}; it must be a text that names the rows, or False")
         self._named = fingerprint
-        self._orders: OrderRecipe = (
-            MixedOrders(rows, self.seed, self.shuffle)
-            if isinstance(rows, RowMixture)
-            else RowOrders(self._size, self.seed, self.shuffle)
-        )
-        weights = rows.weights if isinstance(rows, RowMixture) else None
+        self._orders, self._mixture, self.packing = orders_of(rows, self.seed, self.shuffle, self.max_tokens)
+        weights = None if self._mixture is None else self._mixture.weights
         self._next = NextEpoch(Exclusions.none(), None)
-        self._check_batches(self._next.excluded, weights)
+        self._new_weights = NewWeights()
         self.cursor = Cursor(0, 0, self._orders.first(0, self._next.excluded, weights))
+        self._check_batches(self._next.excluded, weights, self.cursor)
         self._named_epoch = False  # by `set_epoch`, which does not begin another one
 
     @property
@@ -108,7 +115,7 @@ class EpochSampler:
         if not self.finished:
             cursor = self.cursor
             return cursor.cut // self.global_batch + (cursor.end(self.layout) - cursor.cut) // self.global_batch
-        size = self._orders.size(self._next.excluded, self._next_weights())
+        size = self._epoch_size(self._next.excluded, self._next_weights())
         return size // self.global_batch if self.drop_last else -(-size // self.global_batch)
 
     @property
@@ -122,6 +129,11 @@ class EpochSampler:
         return self.batches * self.global_batch // self.world_size
 
     def __iter__(self) -> Iterator[int]:
+        if self.packing is not None:
+            raise ConfigError(
+                "a sampler of FineTuningRows deals out packed lines, which have no id: give it to "
+                "fmsdata.StatefulDataLoader(rows, sampler=sampler, ...)"
+            )
         self.begin_epoch()
         planned: Iterator[PlannedBatch] = iter(())
         expected: Cursor | None = None
@@ -190,12 +202,13 @@ class EpochSampler:
 
     def _go_to(self, epoch: int) -> None:
         weights = self._next_weights()
-        self._check_batches(self._next.excluded, weights)
         if epoch == self.epoch + 1:  # as a loop goes on: the sources of a mixture continue
-            self.cursor = self.cursor.next_epoch(self.layout, self._next.excluded, weights)
+            cursor = self.cursor.next_epoch(self.layout, self._next.excluded, weights)
         else:
             order = self._orders.first(epoch, self._next.excluded, weights)
-            self.cursor = Cursor(epoch, 0, order, step=self.step, changes=self.cursor.changes)
+            cursor = Cursor(epoch, 0, order, step=self.step, changes=self.cursor.changes)
+        self._check_batches(self._next.excluded, weights, cursor)
+        self.cursor = cursor
         self._next = NextEpoch(self._next.excluded, None)
 
     def set_skip(self, batches: int) -> None:
@@ -238,7 +251,9 @@ class EpochSampler:
                 f"mode='immediate' on {self.ranks}: ranks that are at different samples would read different rows; "
                 "use mode='next_epoch' on all ranks"
             )
-        if mode == "immediate" and isinstance(self.rows, RowMixture) and not self.rows.has_fixed_size:
+        if mode == "immediate" and self.packing is not None:
+            raise ConfigError(f"mode='immediate': {NEXT_EPOCH}; use mode='next_epoch'")
+        if mode == "immediate" and self._mixture is not None and not self._mixture.has_fixed_size:
             raise ConfigError(
                 "mode='immediate' on a RowMixture without weights: its epoch has each row once, so other rows would "
                 "come twice in place of those; use mode='next_epoch', or give the mixture weights or an epoch_size"
@@ -254,30 +269,50 @@ class EpochSampler:
         Steps are global batches of all epochs, as in `step`. Call it with the same arguments on all
         ranks, and with a step early enough: before any of them reads it.
         """
-        if not isinstance(self.rows, RowMixture):
+        if self._mixture is None:
             raise ConfigError(f"weights are for a RowMixture, and the rows are a {type(self.rows).__name__}")
-        shares = self.rows.checked_weights(weights)
+        if step is not None and self.packing is not None:
+            raise ConfigError(f"step is {step}: {NEXT_EPOCH}; leave it out")
+        shares = self._mixture.checked_weights(weights)
         self._check_batches(self._next.excluded, shares)
         if step is None:
             self._next = NextEpoch(self._next.excluded, (shares,))
+            self._new_weights = self._new_weights._replace(epoch=self.epoch, next=self._next.weights)
             return
         self._orders.size(self.cursor.order.excluded, shares)
         at = self.cursor.cut + (whole("step", step) - self.cursor.step) * self.global_batch
         if at < self.cursor.position:
             raise ConfigError(f"step is {step}, but the run is at step {self.step} already; name a later one")
-        others = (change for change in self.cursor.changes if change.step != step)
-        changes = sorted([*others, Change(step, shares)], key=lambda change: change.step)
+        change = Change(step, shares)
+        others = (other for other in self.cursor.changes if other.step != step)
+        changes = sorted([*others, change], key=lambda change: change.step)
         self.cursor = self.cursor._replace(changes=tuple(changes))
+        self._new_weights = self._new_weights._replace(changes=(*self._new_weights.changes, change))
 
     def _next_weights(self) -> Mapping[str, float] | None:
         """The weights of the next epoch: those that were set for it, or the last ones of this epoch."""
         return self.cursor.order.weights if self._next.weights is None else self._next.weights[0]
 
-    def _check_batches(self, excluded: Exclusions, weights: Mapping[str, float] | None) -> None:
-        """Raise if an epoch would have no batches."""
+    def _epoch_size(self, excluded: Exclusions, weights: Mapping[str, float] | None) -> int:
+        """The samples of the next epoch with these exclusions and weights."""
+        if self.packing is None:
+            return self._orders.size(excluded, weights)
+        return self.cursor.next_epoch(self.layout, excluded, weights).order.size
+
+    def _check_batches(
+        self, excluded: Exclusions, weights: Mapping[str, float] | None, first: Cursor | None = None
+    ) -> None:
+        """Raise if an epoch would have no batches: the next one, or that of a cursor."""
         size = self._orders.size(excluded, weights)
+        if self.packing is not None and size < (self.global_batch if self.drop_last else 1):  # perhaps there are more
+            size = self._epoch_size(excluded, weights) if first is None else first.order.size
+            if not size:
+                raise ConfigError(NO_TOKENS)
         if self.drop_last and size < self.global_batch:
             left = f"{size} of {self._size} rows are not excluded" if len(excluded) else f"there are {size} rows"
+            if self.packing is not None:
+                what = "" if self.max_tokens is None else f" of max_tokens={self.max_tokens}"
+                left = f"the rows that are left fill {counted(size, 'line')}{what}"
             raise ConfigError(
                 f"global_batch is {self.global_batch}, but {left}: with drop_last=True an epoch would have no batches; "
                 "use a smaller global_batch, or drop_last=False, which fills up with marked rows"
@@ -288,7 +323,8 @@ class EpochSampler:
 
         With `gather`, ranks compare their states first, and all raise if they differ: a collective.
         With `at`, an earlier state of this sampler, it is the position of that state with the rows
-        that are excluded now: for a trainer that is some batches behind the loader.
+        that are excluded now, and the weights that were set since: for a trainer that is some
+        batches behind the loader.
 
         >>> sampler = EpochSampler(range(10), global_batch=2, rank=0, world_size=1)
         >>> sampler.state_dict()["position"]
@@ -296,7 +332,7 @@ class EpochSampler:
         """
         state = pack(self._saved())
         if at is not None:
-            state = moved(state, at)
+            state = moved(state, at, self._new_weights)
         return agreed(state, self.ranks) if gather else state
 
     def _saved(self) -> Saved:
@@ -305,8 +341,10 @@ class EpochSampler:
     @cached_property
     def rows_described(self) -> State:
         """What is known of the rows, to compare a state with: see `fmsdata.epochs.fingerprint`."""
-        weights = self.rows.weights if isinstance(self.rows, RowMixture) else None
-        return {"rows": fingerprint(self.rows, self._named), "weights": weights}
+        described = fingerprint(self.rows, self._named)
+        if self.packing is not None:
+            described["settings"] |= {"max_tokens": self.max_tokens, "tokens": self.rows.table.described}
+        return {"rows": described, "weights": None if self._mixture is None else self._mixture.weights}
 
     def load_state_dict(self, state: State | Sequence[State]) -> None:
         """Resume from a state: of any rank, or the list of those of all ranks, which must be equal.
@@ -319,14 +357,4 @@ class EpochSampler:
         if saved.global_batch != self.global_batch:
             cursor = cursor.recut(self.layout._replace(global_batch=saved.global_batch))
         self.cursor, self._next, self._named_epoch = cursor, saved.next, False
-
-
-def _checked_batch(global_batch: int, world_size: int) -> int:
-    if global_batch % world_size:
-        why = "some ranks would have no rows" if global_batch < world_size else "it does not divide"
-        least = -(-global_batch // world_size) * world_size
-        raise ConfigError(
-            f"global_batch is {global_batch} and world size {world_size}: {why}; use a multiple of the world size, "
-            f"such as {least}"
-        )
-    return global_batch
+        self._new_weights = NewWeights()

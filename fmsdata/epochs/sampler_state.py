@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from fmsdata.core.state import EDITED, Restoring, State, is_count, number, parse, shown
 from fmsdata.epochs.cursor import Change, Cursor
 from fmsdata.epochs.exclusions import Exclusions
+from fmsdata.epochs.line_order import LineOrder
 from fmsdata.epochs.order import OrderRecipe
 from fmsdata.errors import StateError
 
@@ -27,6 +28,14 @@ class NextEpoch(NamedTuple):
 
     excluded: Exclusions
     weights: tuple[Mapping[str, float] | None] | None  # None: as at the end of this epoch
+
+
+class NewWeights(NamedTuple):
+    """Weights that were set since the sampler was created or resumed, which a state from before lacks."""
+
+    epoch: int = -1  # the epoch in which `next` was set
+    next: tuple[Mapping[str, float] | None] | None = None
+    changes: tuple[Change, ...] = ()
 
 
 class Saved(NamedTuple):
@@ -71,6 +80,8 @@ def unpack(states: State | Sequence[State], own: Saved, orders: OrderRecipe, siz
     _check(state, own)
     rows = parse(state.get("rows"), "the description of the rows in the state")
     _check_rows(rows.get("rows"), own.rows["rows"])
+    if state.get("position") != 0:
+        _check_lines(rows["rows"].get("settings"), own.rows["rows"].get("settings"))
     with Restoring("the state of the rows"):
         excluded = Exclusions.parse(state.get("excluded"), size)
         order = orders.restored(number(state, "epoch"), excluded, parse(state.get("order"), "the order"))
@@ -87,13 +98,15 @@ def unpack(states: State | Sequence[State], own: Saved, orders: OrderRecipe, siz
             new_weights = (own.rows["weights"],)
         for shares in [*(change.weights for change in changes), *(new_weights or ())]:
             orders.size(next_excluded, shares)
+        if isinstance(order, LineOrder) and (start or changes):
+            raise StateError(f"lines change within the epoch, from {start} on: {EDITED}")
         if any(change.step < cursor.step + (position - cut) // batch for change in changes):
             raise StateError(f"weights change at steps before {cursor.step}: {EDITED}")
     return Saved(own.seed, own.shuffle, batch, own.rows, cursor, NextEpoch(next_excluded, new_weights))
 
 
-def moved(state: Any, earlier: Any) -> State:
-    """A state at the position of an earlier one, with the rows that are excluded now."""
+def moved(state: Any, earlier: Any, new: NewWeights) -> State:
+    """A state at the position of an earlier one, with the exclusions and weights that were set since."""
     if not isinstance(earlier, Mapping) or any(earlier.get(name) != state[name] for name in COMMON):
         raise StateError(f"at is {shown(earlier)}; it must be an earlier state of the same sampler")
     if earlier.get("epoch") == state["epoch"] and earlier.get("excluded") != state["excluded"]:
@@ -101,7 +114,20 @@ def moved(state: Any, earlier: Any) -> State:
             "rows were excluded or included at once (mode='immediate') since that state, which it can't take up; "
             "save the state of now, or use mode='next_epoch' where batches are in flight"
         )
-    return {**earlier, "next_excluded": state["next_excluded"]}
+    return {**earlier, "next_excluded": state["next_excluded"], "weights": _with_weights(dict(earlier), new)}
+
+
+def _with_weights(earlier: State, new: NewWeights) -> str:
+    """The weights of an earlier state, and those that were set for its next epoch and its later steps."""
+    saved = parse(earlier.get("weights"), "weights")
+    with Restoring("the earlier state"):
+        handed_out = number(earlier, "position") - number(earlier, "cut")
+        step = number(earlier, "step") + handed_out // number(earlier, "global_batch")
+        changes = dict(saved["changes"]) | {
+            change.step: change.weights for change in new.changes if change.step >= step
+        }
+        following = new.next if new.epoch >= number(earlier, "epoch") else saved["next"]
+        return json.dumps({"next": following, "changes": sorted(changes.items())})
 
 
 def _next_weights(saved: Any) -> tuple[Mapping[str, float] | None] | None:
@@ -144,6 +170,19 @@ def _check(state: Mapping[str, Any], own: Saved) -> None:
                 f"the state was saved with {name}={shown(state.get(name))} and this sampler has {name}={value}; "
                 "the order of the rows depends on it"
             )
+
+
+def _check_lines(saved: Any, own: Mapping[str, Any] | None) -> None:
+    """Raise if the lines of the epoch in progress would be others."""
+    saved, own = saved if isinstance(saved, Mapping) else {}, own or {}
+    changed = [name for name in sorted({*saved, *own}) if saved.get(name) != own.get(name)]
+    if changed:
+        before, now = (", ".join(f"{name}={shown(given.get(name))}" for name in changed) for given in (saved, own))
+        raise StateError(
+            f"the state was saved with {before}, and now it is {now}: the lines of the epoch in progress depend on it; "
+            "resume with what it was saved with. It may change between epochs, in a state that is saved after "
+            "sampler.reshuffle()"
+        )
 
 
 def _check_rows(saved: Any, own: State, name: str = "the dataset") -> None:

@@ -16,6 +16,7 @@ from typing import Any, cast
 from fmsdata.errors import ConfigError
 from fmsdata.integrations.state_file import read_state, write_state
 from fmsdata.loader.loader import StatefulDataLoader
+from fmsdata.loader.rows import RowLoader
 from fmsdata.loader.trainers import check_labels
 
 try:
@@ -136,7 +137,7 @@ class SaveLoader(transformers.TrainerCallback):  # type: ignore[misc]
         if self.ahead:
             raise ConfigError(
                 f"the Trainer saves while it holds {self.ahead} batches that it has not trained on, which would be "
-                "lost on resume. It reads further ahead than one step of the optimizer: is get_batch_samples overridden?"
+                "lost on resume. It reads further ahead than one step of the optimizer; is get_batch_samples its own?"
             )
         gathered = self._loader.state_dict(gather=True)
         if args.should_save:
@@ -175,7 +176,7 @@ def _check_training(trainer: Any, loader: StatefulDataLoader) -> None:
             "ranks; build the loader after TrainingArguments, or with mesh="
         )
     _check_length(loader, args.gradient_accumulation_steps, args.max_steps)
-    check_labels(trainer, getattr(loader, "task", None))
+    check_labels(trainer, getattr(loader, "task", loader.data))
 
 
 def _check_length(loader: StatefulDataLoader, accumulation: int, max_steps: int) -> None:
@@ -194,16 +195,17 @@ def _check_length(loader: StatefulDataLoader, accumulation: int, max_steps: int)
 def _check_evaluation(trainer: Any, loader: Any) -> None:
     if not isinstance(loader, StatefulDataLoader):
         return
-    if not loader.evaluation:
+    if not isinstance(loader, RowLoader) and not loader.evaluation:  # an iteration over rows is an epoch
         raise ConfigError(
             "eval_dataset is a loader that continues at each evaluation, with other samples. For the same set each "
             "time, write\n    StatefulDataLoader(data, batch_size=..., evaluation=True)     # or `evaluation: true`"
         )
-    check_labels(trainer, loader.task)
-    samples, filled = sum(loader.pass_lines), loader.batch_size * loader.world_size
+    check_labels(trainer, getattr(loader, "task", loader.data))
+    samples = len(loader.data) if isinstance(loader, RowLoader) else sum(loader.pass_lines)
+    filled = loader.batch_size * loader.world_size
     if samples % filled:
         raise ConfigError(
             f"the evaluation has {samples} samples, which do not fill batches of {loader.batch_size} on "
-            f"{loader.world_size} ranks, and the Trainer averages over batches. Write\n"
-            f"    evaluation: {{samples: {samples - samples % filled or filled}}}"
+            f"{loader.world_size} ranks, and the Trainer averages over batches. Take {samples - samples % filled} of "
+            f"them:\n    evaluation: {{samples: {samples - samples % filled}}}     # or so many rows"
         )

@@ -6,21 +6,27 @@ read ahead do not count.
 """
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
-from fmsdata.core.chunk import Chunk
+from fmsdata.core.chunk import Chunk, Row
 from fmsdata.loader.device import DeviceCopy, replaced
 from fmsdata.loader.patience import stack_of
 from fmsdata.planning.schedule import Turns
 from fmsdata.run.lanes import Lanes
 from fmsdata.run.positions import Milestone
 from fmsdata.storage.stats import StorageStats
-from fmsdata.tasks.batch import Batch, collect
+from fmsdata.tasks.batch import Batch, collect, collect_all
 from fmsdata.tasks.collate import Collate
+
+# So many batches are read together, up to this many bytes of tokens, and if it takes no longer than this.
+ROUND, ROUND_BYTES, ROUND_SECONDS = 8, 1 << 19, 0.001
 
 
 class LineBatch(NamedTuple):
@@ -44,6 +50,10 @@ class BatchSource(Protocol):
     """Reads the lines of one batch after the other."""
 
     def next(self) -> LineBatch: ...
+
+    @property
+    def buffered(self) -> int:
+        """How many batches were read already, so that `next` returns them at once."""
 
     def check(self) -> None:
         """Raise if no further batch can come. May be called from another thread."""
@@ -84,16 +94,56 @@ class LocalBatchSource:
         self._filler = filler  # the line that fills up the last batches of a finite pass
         self._batch_size, self._extra_tokens = batch_size, extra_tokens
         self._thread: int | None = None  # that reads
+        self._round = 1  # batches that are read together
+        self._read: deque[LineBatch] = deque()
+        self._failure: Exception | None = None  # after the batches that were read
 
     pids: ClassVar[list[int]] = []
 
+    @property
+    def buffered(self) -> int:
+        return len(self._read)
+
     def next(self) -> LineBatch:
         self._thread = threading.get_ident()
-        samples = self._turns.take(self._batch_size)
-        rows, passed = self._lanes.take(samples)
-        if self._filler is not None:
-            rows += [(self._filler, 0)] * (self._batch_size - len(rows))
-        return LineBatch(collect(rows, self._extra_tokens), samples, passed)
+        if not self._read:
+            self._read_round()
+        return self._read.popleft()
+
+    def _read_round(self) -> None:
+        """Read some batches. Their tokens are copied together, which costs less."""
+        began, round = time.perf_counter(), self._round
+        if self._failure is not None:
+            raise self._failure
+        taken: list[tuple[list[Row], list[int], list[Milestone]]] = []
+        try:
+            for _ in range(round):
+                samples = self._turns.take(self._batch_size)
+                rows, passed = self._lanes.take(samples)
+                if self._filler is not None:
+                    rows += [(self._filler, 0)] * (self._batch_size - len(rows))
+                taken.append((rows, samples, passed))
+        except Exception as error:
+            if not taken:
+                raise
+            self._failure = error
+        try:
+            batches = collect_all([rows for rows, _, _ in taken], self._extra_tokens)
+        except Exception as error:
+            self._failure, batches = error, self._collect_some([rows for rows, _, _ in taken])
+            if not batches:
+                raise
+        self._read += [LineBatch(batch, *read[1:]) for batch, read in zip(batches, taken, strict=False)]
+        slow = time.perf_counter() - began > ROUND_SECONDS / 2
+        most = max(1, min(ROUND, ROUND_BYTES // batches[0].tokens.nbytes))
+        self._round = max(1, round // 2) if slow else min(2 * round, most)
+
+    def _collect_some(self, batches: list[list[Row]]) -> list[Batch]:
+        """The batches before the first that can't be made."""
+        made: list[Batch] = []
+        with suppress(Exception):
+            made.extend(collect(rows, self._extra_tokens) for rows in batches)
+        return made
 
     def check(self) -> None:
         pass

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import ClassVar
 
+from fmsdata.core.limits import PROCESS_LIMITS, describe_os_error
 from fmsdata.errors import WorkerError
 
 STATUS = struct.Struct("<q")
@@ -297,7 +298,8 @@ def describe_exit(code: int | None) -> str:
     if code == UNKNOWN_EXIT:
         return "ended in an unknown way, since the process that started it is gone"
     if code <= -FORK_FAILED:
-        return f"could not be forked: {os.strerror(-code // FORK_FAILED)}"
+        number = -code // FORK_FAILED
+        return f"could not be forked: {describe_os_error(OSError(number, os.strerror(number)), PROCESS_LIMITS)}"
     if code >= 0:
         return f"exited with code {code}"
     known = -code in set(signal.Signals)

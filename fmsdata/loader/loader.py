@@ -32,6 +32,7 @@ from fmsdata.loader.patience import StallLimits
 from fmsdata.loader.read_ahead import OnDemand, ReadAhead
 from fmsdata.loader.saving import Saving
 from fmsdata.loader.trainers import NotHere, advice, check_caller, check_trainer, warn_of_accelerate, warn_of_deepspeed
+from fmsdata.loader.turns import Turns
 from fmsdata.loader.worker_batches import WorkerBatchSource
 from fmsdata.loader.worker_pool import DEFAULT_METHOD
 from fmsdata.planning.schedule import Segment, continued
@@ -48,6 +49,8 @@ from fmsdata.tasks.base import Task
 from fmsdata.tasks.batch import check_outputs
 from fmsdata.tasks.causal_lm import CausalLM
 from fmsdata.tasks.collate import Collate
+
+NO_STATE = "an evaluation has no state: it reads its set from the top at each iteration"
 
 
 class StatefulDataLoader:
@@ -98,7 +101,7 @@ class StatefulDataLoader:
         self,
         data: Rescalable | Rows,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         num_workers: int = 0,
         sampler: EpochSampler | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -125,7 +128,8 @@ class StatefulDataLoader:
     ) -> None:
         if not isinstance(data, Rescalable):
             raise ConfigError(
-                f"a loader reads a Rescalable, or rows with sampler=EpochSampler(rows, ...), not {data!r} alone"
+                "a loader reads a Rescalable, or rows with sampler=EpochSampler(rows, ...), not a "
+                f"{type(data).__name__} alone"
             )
         for_rows = (sampler, collate_fn, prefetch_factor, drop_last)
         if any(argument is not None for argument in for_rows) or not row_ids:
@@ -134,6 +138,8 @@ class StatefulDataLoader:
                 "and this loader reads a Rescalable: leave them out"
             )
         self.data = data
+        if batch_size is None:
+            raise ConfigError("batch_size is missing: the lines of a step on this rank")
         self.batch_size = whole("batch_size", batch_size, least=1)
         check_outputs(outputs)
         self.outputs = tuple(outputs)
@@ -165,6 +171,7 @@ class StatefulDataLoader:
             ForkServer.shared()  # it imports what workers need while the trainer prepares other things
         self._engine: ReadAhead | OnDemand | None = None  # makes the batches
         self._engine_process = os.getpid()
+        self._turns = Turns()
         self._fetched = StorageStats()  # by engines that have ended
         self.steps = None if steps is None else whole("steps", steps, least=1)
         self._ends = Ends(self.steps)
@@ -209,8 +216,12 @@ class StatefulDataLoader:
             try:
                 if self.ended:
                     self._warn_that_pass_is_over()
-                while not self._at_end():
-                    yield self._next_batch()
+                while True:
+                    with self._turns.mine():
+                        if self._at_end():
+                            break
+                        batch = self._next_batch()
+                    yield batch
                     if iteration != self._iteration:
                         raise ConfigError(
                             "another evaluation with this loader has begun, from the top; end one before the next "
@@ -230,11 +241,12 @@ class StatefulDataLoader:
                 "on_sigterm saves while an iteration over the loader runs, and next(loader) is none; "
                 "create one with batches = iter(loader), and call next(batches)"
             )
-        if self._at_end():
-            if self.evaluation and self.ended:
-                self._from_the_top()
-            raise StopIteration
-        return self._next_batch()
+        with self._turns.mine():
+            if self._at_end():
+                if self.evaluation and self.ended:
+                    self._from_the_top()
+                raise StopIteration
+            return self._next_batch()
 
     def __len__(self) -> int:
         """The steps of a finite pass from its start to its end, or `steps`, if that is less."""
@@ -422,7 +434,7 @@ class StatefulDataLoader:
         """
         if self.evaluation:
             if any(state if isinstance(state, list | tuple) else [state]):
-                raise StateError("an evaluation has no state: it reads its set from the top at each iteration")
+                raise StateError(NO_STATE)
             return
         saved = self.data.resume(state, self._mine)
         lanes = saved.data.start(self._mine, saved.lanes)
@@ -450,6 +462,7 @@ class StatefulDataLoader:
 
         Of the ranks of a `mesh` that share their data, one writes.
         """
+        self._refuse_folder()
         return self._saving.save(self._positions, self._state)
 
     def load(self, step: int | None = None) -> None:
@@ -460,7 +473,12 @@ class StatefulDataLoader:
 
         >>> loader.load(step=12_000)     # doctest: +SKIP
         """
+        self._refuse_folder()
         self._load(self._saving.load(self._mine, None if step is None else whole("step", step)))
+
+    def _refuse_folder(self) -> None:
+        if self.evaluation:
+            raise ConfigError(f"{NO_STATE}, so there is nothing to save or load; save the loader of the training")
 
     def _load(self, states: Sequence[State]) -> None:
         """Resume from states of the checkpoint folder."""

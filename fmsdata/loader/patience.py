@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from fmsdata.core.checks import seconds
+from fmsdata.core.limits import start_thread
 from fmsdata.errors import FmsdataWarning, StallError
 
 log = logging.getLogger("fmsdata")
@@ -87,8 +88,9 @@ class Watcher:
 
     def __enter__(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="fmsdata-watcher", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="fmsdata-watcher", daemon=True)
+            start_thread(thread)
+            self._thread = thread
         self._began = time.monotonic()
 
     def __exit__(

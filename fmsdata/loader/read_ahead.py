@@ -11,14 +11,17 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 
 from fmsdata.core.fork_gate import ForkGate
+from fmsdata.core.limits import start_thread
 from fmsdata.errors import FmsdataError
 from fmsdata.loader.batches import BatchFinisher, BatchSource, FinishedBatch
 from fmsdata.loader.patience import Patience, StallLimits, Watcher, stack_of
 from fmsdata.storage.stats import StorageStats
 
 PATIENCE_SECONDS = 2.0  # how long a thread may take to end by itself
+TOGETHER_SECONDS = 0.0003  # how long a batch may wait for others that are handed over with it
 CHECK_SECONDS = 0.5  # how often a trainer that waits for a batch checks whether one can still come
 
 
@@ -73,7 +76,7 @@ class ReadAhead:
         self._thread = threading.Thread(
             target=self._run, args=(open_source, finish), name="fmsdata-read-ahead", daemon=True
         )
-        self._thread.start()
+        start_thread(self._thread)
         _RUNNING.add(self)
         _THREADS.add(self._thread)
 
@@ -83,13 +86,30 @@ class ReadAhead:
             while not self._stop.is_set():
                 self._room.get()
                 with self._gate:
-                    self._ready.put(finish(self._source.next()))
+                    self._make_some(self._source, finish)
         except BaseException as error:
             if not self._stop.is_set():  # else nothing reads it, and its traceback keeps memory alive
                 self._ready.put(error)
         finally:
             if self._source is not None:
                 self._source.close()
+
+    def _make_some(self, source: BatchSource, finish: BatchFinisher) -> None:
+        """Make a batch, and those that were read with it, as far as there is room and it takes no time.
+
+        A trainer that waits is woken once for all of them: to change between two threads takes
+        about as long as to make a batch.
+        """
+        made, began = [], time.perf_counter()
+        try:
+            made.append(finish(source.next()))
+            with suppress(queue.Empty):
+                while source.buffered and time.perf_counter() - began < TOGETHER_SECONDS:
+                    self._room.get_nowait()
+                    made.append(finish(source.next()))
+        finally:
+            for batch in made:
+                self._ready.put(batch)
 
     def next(self) -> FinishedBatch:
         patience: Patience | None = None

@@ -44,6 +44,13 @@ class Reply(NamedTuple):
     failure: "WorkerFailure | None" = None  # why the remaining lines are missing
 
 
+class _Quoted(str):
+    """The text of a KeyError, which is quoted already: a KeyError shows the repr of what it gets."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 class WorkerFailure(NamedTuple):
     """An error in a worker: the names of its class, and its texts."""
 
@@ -66,7 +73,7 @@ class WorkerFailure(NamedTuple):
         error: Exception = RuntimeError(f"{self.name}: {self.message}")
         if isinstance(kind, type) and issubclass(kind, Exception):
             with suppress(Exception):
-                error = kind(self.message)
+                error = kind(_Quoted(self.message) if issubclass(kind, KeyError) else self.message)
         error.add_note(f"in {worker}")
         if not isinstance(error, FmsdataError):
             error.add_note(self.traceback)

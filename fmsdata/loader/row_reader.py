@@ -16,6 +16,7 @@ from torch.utils.data import default_collate
 from fmsdata.core.keys import Ints, key_of, mix
 from fmsdata.epochs.cursor import PlannedBatch
 from fmsdata.epochs.keyed_random import KeyedRandom
+from fmsdata.epochs.lines import Lines
 from fmsdata.epochs.mixture import RowMixture
 from fmsdata.epochs.rows import read_rows
 from fmsdata.errors import ConfigError, DataError
@@ -41,10 +42,12 @@ class RowRequest(NamedTuple):
     rows: Ints
     epoch_ids: Ints
     padding: npt.NDArray[np.bool_]
+    lines: Lines | None = None
+    global_tokens: int = 0
 
     @classmethod
     def of(cls, planned: PlannedBatch) -> "RowRequest":
-        return cls(planned.epoch, planned.rows, planned.epoch_ids, planned.padding)
+        return cls(*planned[:4], planned.lines, planned.global_tokens)
 
     @property
     def columns(self) -> tuple[Any, ...]:
@@ -68,6 +71,9 @@ class RowRecipe:
     seed: int
     collate: Callable[[list[Any]], Any] | None
     names: tuple[str, ...]  # of the fields of `RowIds` that rows and batches get
+
+    def open(self) -> "RowReader":
+        return RowReader(self)
 
 
 class RowReader:

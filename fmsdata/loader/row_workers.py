@@ -18,10 +18,23 @@ from fmsdata.epochs.cursor import PlannedBatch
 from fmsdata.errors import StageError
 from fmsdata.loader.patience import stack_of
 from fmsdata.loader.reply import Reply, ReplySize, WorkerFailure, write_reply
-from fmsdata.loader.row_reader import RowReader, RowRecipe, RowRequest
+from fmsdata.loader.row_reader import RowRequest
 from fmsdata.loader.row_reply import read_batch, write_batch
 from fmsdata.loader.worker import Channel
 from fmsdata.loader.worker_pool import WorkerPool
+
+
+class BatchReader(Protocol):
+    """Makes batches."""
+
+    def read(self, request: RowRequest) -> Any:
+        """The batch of these rows."""
+
+
+class BatchRecipe(Protocol):
+    """How batches are made. It is sent to workers."""
+
+    def open(self) -> BatchReader: ...
 
 
 class ReadBatch(NamedTuple):
@@ -55,8 +68,8 @@ class RowSource(Protocol):
 class LocalRows:
     """Rows that are read in this process, when they are needed."""
 
-    def __init__(self, recipe: RowRecipe) -> None:
-        self._reader = RowReader(recipe)
+    def __init__(self, recipe: BatchRecipe) -> None:
+        self._reader = recipe.open()
         self._thread = threading.get_ident()
         self._plan: Iterator[PlannedBatch] = iter(())
         self._request: RowRequest | None = None
@@ -89,7 +102,7 @@ class LocalRows:
 class RowWorkerSpec:
     """A worker that reads rows."""
 
-    recipe: RowRecipe
+    recipe: BatchRecipe
     index: int
     workers: int
     trainer: int  # its process id
@@ -101,8 +114,8 @@ class RowWorkerSpec:
 class RowWorker:
     """Answers the requests in a worker: one batch each, or why there is none."""
 
-    def __init__(self, recipe: RowRecipe, channel: Channel) -> None:
-        self._reader, self._channel, self._requests = RowReader(recipe), channel, 0
+    def __init__(self, recipe: BatchRecipe, channel: Channel) -> None:
+        self._reader, self._channel, self._requests = recipe.open(), channel, 0
 
     def read(self, request: RowRequest) -> ReplySize:
         memory = self._channel.memories[self._requests % len(self._channel.memories)]
@@ -125,7 +138,7 @@ class RowWorker:
 class WorkerRows:
     """Rows that worker processes read, `prefetch` batches ahead each. They take batches in turn."""
 
-    def __init__(self, recipe: RowRecipe, *, workers: int, prefetch: int, method: str, pin: bool) -> None:
+    def __init__(self, recipe: BatchRecipe, *, workers: int, prefetch: int, method: str, pin: bool) -> None:
         self._workers, self._prefetch, self._pin = workers, prefetch, pin
         self._plan: Iterator[PlannedBatch] = iter(())
         self._requested: deque[tuple[int, PlannedBatch]] = deque()  # the worker, and its batch

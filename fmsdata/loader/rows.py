@@ -5,24 +5,29 @@ when one is handed out. If the cursor was moved by anything else (a state that w
 that was set, another loader), what was read ahead is thrown away, and the loader follows.
 """
 
+import inspect
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fmsdata.core.checks import flag, whole
+from fmsdata.core.checks import check_parameters, flag, whole
 from fmsdata.core.state import State
 from fmsdata.epochs.cursor import Cursor, PlannedBatch
+from fmsdata.epochs.fine_tuning import FineTuningRows
 from fmsdata.epochs.rows import length
 from fmsdata.epochs.sampler import EpochSampler
 from fmsdata.errors import ConfigError, DataError, FmsdataError
 from fmsdata.loader.device import replaced
 from fmsdata.loader.fork_server import MOST_DESCRIPTORS, ForkServer
+from fmsdata.loader.line_reader import LineRecipe
 from fmsdata.loader.loader import StatefulDataLoader, can_pin, checked_method
 from fmsdata.loader.patience import StallLimits, Watcher
 from fmsdata.loader.row_reader import RowIds, RowRecipe, RowRequest, field_names
-from fmsdata.loader.row_workers import LocalRows, ReadBatch, RowSource, WorkerRows
+from fmsdata.loader.row_workers import BatchRecipe, LocalRows, ReadBatch, RowSource, WorkerRows
 from fmsdata.loader.saving import Saving
+from fmsdata.loader.trainers import check_trainer
+from fmsdata.loader.turns import Turns
 from fmsdata.loader.worker_pool import DEFAULT_METHOD
 
 PREFETCH_FACTOR = 2  # batches that a worker reads ahead
@@ -39,7 +44,7 @@ class RowLoader(StatefulDataLoader):
         data: Any,
         *,
         sampler: EpochSampler | None,
-        batch_size: int,
+        batch_size: int | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
@@ -47,6 +52,8 @@ class RowLoader(StatefulDataLoader):
         persistent_workers: bool = True,
         drop_last: bool | None = None,
         row_ids: bool = True,
+        outputs: Sequence[str] = (),
+        padding_segment: bool | None = None,
         multiprocessing_context: str | None = None,
         stall_warning: float = 30.0,
         stall_timeout: float | None = None,
@@ -57,12 +64,14 @@ class RowLoader(StatefulDataLoader):
             raise ConfigError(f"sampler is {sampler!r}; it must be an EpochSampler, as in EpochSampler(rows, ...)")
         if (size := length(data)) != (rows := len(sampler.rows)):
             raise ConfigError(f"the loader reads {size} rows, but its sampler was made for {rows}; give both the same")
+        if data is not sampler.rows and isinstance(sampler.rows, FineTuningRows):
+            raise ConfigError("the loader and its sampler have different FineTuningRows; give both the same")
         if drop_last is not None and drop_last != sampler.drop_last:
             raise ConfigError(f"drop_last is {drop_last}, but it is {sampler.drop_last} in the sampler: set it there")
         self.data: Any = data
         self.sampler = sampler
         self.rank, self.world_size = sampler.rank, sampler.world_size
-        self.batch_size = _checked_batch(whole("batch_size", batch_size, least=1), sampler)
+        self.batch_size = _checked_batch(batch_size, sampler)
         self.num_workers = whole("num_workers", num_workers)
         self._prefetch = self._checked_prefetch(prefetch_factor)
         self._persistent_workers = flag("persistent_workers", persistent_workers)
@@ -77,11 +86,25 @@ class RowLoader(StatefulDataLoader):
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigError(f"collate_fn is {collate_fn!r}; it must be a function that takes a list of rows")
         names = field_names(flag("row_ids", row_ids), sampler.drop_last)
-        self._recipe = RowRecipe(rows=data, seed=sampler.seed, collate=collate_fn, names=names)
+        self._recipe: BatchRecipe
+        if sampler.packing is not None:
+            if collate_fn is not None:
+                raise ConfigError(
+                    "FineTuningRows make batches themselves: leave out collate_fn, and change the batches"
+                )
+            self._recipe = LineRecipe.of(
+                data, sampler.packing, outputs=outputs, padding_segment=padding_segment, names=names
+            )
+        else:
+            _refuse(
+                {name: given for name, given in (("outputs", outputs), ("padding_segment", padding_segment)) if given}
+            )
+            self._recipe = RowRecipe(rows=data, seed=sampler.seed, collate=collate_fn, names=names)
         if self.num_workers and self._method == DEFAULT_METHOD:
             ForkServer.shared()  # it imports what workers need while the trainer prepares other things
         self._source: RowSource | None = None
         self._process = os.getpid()
+        self._turns = Turns()
         self._planned: Cursor | None = None  # the sampler's, if the source continues from there
         self._last: PlannedBatch | None = None
         self._saving = Saving(None, sampler.ranks)
@@ -108,6 +131,7 @@ class RowLoader(StatefulDataLoader):
 
     def __iter__(self) -> Iterator[Any]:
         try:
+            check_trainer(self.sampler.epoch + self.sampler.position, self.data)
             self._begin_epoch()
             while (batch := self._next_rows()) is not None:
                 yield batch.batch
@@ -117,8 +141,9 @@ class RowLoader(StatefulDataLoader):
 
     def __next__(self) -> Any:
         """The next batch, of the next epoch if this one has ended."""
-        self._begin_epoch()
-        batch = self._next_rows()
+        with self._turns.mine():
+            self._begin_epoch()
+            batch = self._next_rows()
         if batch is None:  # only after set_epoch
             raise StopIteration
         return batch.batch
@@ -137,6 +162,10 @@ class RowLoader(StatefulDataLoader):
 
     def _next_rows(self) -> ReadBatch | None:
         """The next batch of the epoch; None at its end. If anything goes wrong, the position does not change."""
+        with self._turns.mine():
+            return self._read_rows()
+
+    def _read_rows(self) -> ReadBatch | None:
         try:
             if self._process != os.getpid():  # a fork has no workers
                 self._source, self._process = None, os.getpid()
@@ -227,6 +256,18 @@ class RowLoader(StatefulDataLoader):
         return prefetch
 
 
+INSTEAD = {  # of arguments that other loaders have
+    "shuffle": "the sampler decides the order; give shuffle to the EpochSampler, where it is True by default",
+    "batch_sampler": "give batch_size, and global_batch to the EpochSampler, which cuts the batches",
+    "generator": "the order comes from the seed of the EpochSampler, and what a row draws from seed, epoch and row",
+    "worker_init_fn": "it is not needed for seeds, since what a row draws depends on seed, epoch and row alone; let "
+    "the dataset open files when it needs them first",
+    "timeout": "use stall_timeout, in seconds, after which a worker that is silent is a StallError",
+    "prefetch": "use prefetch_factor, the batches that each of the num_workers reads ahead",
+    "in_order": "leave it out, since batches always come in order",
+    "snapshot_every_n_steps": "leave it out, since a state is exact after every batch",
+    "evaluation": "give the EpochSampler shuffle=False and drop_last=False, and the loss the rows without is_padding",
+}
 NO_FOLDER = (
     "a loader of rows has no checkpoint folder: its state is small and the same on all ranks; save loader.state_dict() "
     "with the model, or use fmsdata.train_state"
@@ -246,14 +287,31 @@ def _refuse(others: dict[str, Any]) -> None:
         elif name == "checkpoint":
             if value is not None:
                 raise ConfigError(NO_FOLDER)
-        else:
+        elif name in INSTEAD:
+            raise ConfigError(f"{name} is no argument of a loader of rows: {INSTEAD[name]}")
+        elif name in inspect.signature(StatefulDataLoader.__init__).parameters:
             raise ConfigError(
                 f"{name} is for a loader of a stream, and this one reads rows with a sampler: leave it out"
             )
+        else:
+            known = set(inspect.signature(RowLoader.__init__).parameters) - {"self", "data", "others"}
+            check_parameters("StatefulDataLoader", [name], sorted(known))
 
 
-def _checked_batch(batch_size: int, sampler: EpochSampler) -> int:
-    step = batch_size * sampler.world_size
+def _checked_batch(batch_size: int | None, sampler: EpochSampler) -> int:
+    if sampler.max_tokens is not None:
+        if batch_size not in (None, 1):
+            raise ConfigError(
+                f"batch_size is {batch_size}, but the sampler makes batches of max_tokens={sampler.max_tokens} tokens: "
+                "leave batch_size out"
+            )
+        return 1
+    if batch_size is None:
+        most = sampler.global_batch // sampler.world_size
+        raise ConfigError(
+            f"batch_size is missing: give the number of rows that this rank gets in a step, such as batch_size={most}"
+        )
+    step = whole("batch_size", batch_size, least=1) * sampler.world_size
     if sampler.global_batch % step:
         raise ConfigError(
             f"batch_size is {batch_size} on each of {sampler.world_size} ranks, {step} rows in all, but global_batch "

@@ -24,8 +24,9 @@ import numpy as np
 import torch
 
 from fmsdata.core.chunk import Row
+from fmsdata.core.limits import start_thread
 from fmsdata.corpus.tokenizer_threads import THREADS
-from fmsdata.errors import ConfigError
+from fmsdata.errors import ConfigError, WorkerError
 from fmsdata.loader.fork_server import watch_process
 from fmsdata.loader.reply import Reply, ReplySize, WorkerFailure, join_lines, write_reply
 from fmsdata.loader.shared_memory import SharedMemory
@@ -133,13 +134,13 @@ def serve_worker(descriptors: Sequence[int]) -> None:
     with suppress(EOFError, ConnectionError):  # the trainer is gone, or has closed the loader
         surroundings: Surroundings = channel.requests.recv()
         _detach_from_trainer(surroundings.worker, channel)
-        _end_with_trainer(surroundings.trainer, channel.requests)
+        failed = _end_with_trainer(surroundings.trainer, channel)
         text = channel.requests.recv_bytes()
         reader: Reader
         try:
             surroundings.take_over()
             THREADS.share(surroundings.workers)
-            reader = pickle.loads(text).open(channel)
+            reader = failed or pickle.loads(text).open(channel)
         except Exception as error:
             reader = FailedReader(_unreadable(error), channel.memories)
         _reply_to_requests(reader, channel.requests)
@@ -153,10 +154,10 @@ def run_worker(spec: Spec, channel: Channel, inherited: Sequence[Connection]) ->
     for connection in inherited:
         connection.close()
     _detach_from_trainer(spec.index, channel)
-    _end_with_trainer(spec.trainer, channel.requests)
+    failed = _end_with_trainer(spec.trainer, channel)
     THREADS.share(spec.workers)
     with suppress(EOFError, ConnectionError):
-        _reply_to_requests(spec.open(channel), channel.requests)
+        _reply_to_requests(failed or spec.open(channel), channel.requests)
 
 
 def _reply_to_requests(reader: Reader, requests: Connection) -> None:
@@ -265,16 +266,18 @@ def _detach_from_trainer(index: int, channel: Channel) -> None:
     torch.manual_seed(index)
 
 
-def _end_with_trainer(trainer: int, requests: Connection) -> None:
+def _end_with_trainer(trainer: int, channel: Channel) -> FailedReader | None:
     """End this process when the trainer is gone, however it ended, and whatever is read here.
 
     The pipe's other end is closed then, unless another fork of the trainer still has it open. So
     the process itself is watched too, where the system allows that. The descriptor of the pipe is a
     copy that stays open until this process ends, so that the trainer never sees a closed pipe
     before the exit code.
+
+    Returns a reader that says why, if there can be no thread that watches.
     """
     ended = select.poll()
-    ended.register(os.dup(requests.fileno()), 0)  # reports nothing but a hang-up
+    ended.register(os.dup(channel.requests.fileno()), 0)  # reports nothing but a hang-up
     watched = watch_process(trainer)
     if watched is not None:
         ended.register(watched, select.POLLIN)
@@ -285,7 +288,11 @@ def _end_with_trainer(trainer: int, requests: Connection) -> None:
                 break
         os._exit(1)
 
-    threading.Thread(target=watch, name="fmsdata-watch-trainer", daemon=True).start()
+    try:
+        start_thread(threading.Thread(target=watch, name="fmsdata-watch-trainer", daemon=True))
+    except WorkerError as error:
+        return FailedReader(WorkerFailure.of(error), channel.memories)
+    return None
 
 
 def _exists(pid: int) -> bool:

@@ -82,6 +82,10 @@ class WorkerBatchSource:
         for batches in self._requested:
             self._pool.request(batches)
 
+    @property
+    def buffered(self) -> int:
+        return self._batches_left
+
     def next(self) -> LineBatch:
         if not self._batches_left:
             self._next_round()

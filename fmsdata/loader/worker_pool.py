@@ -93,8 +93,9 @@ def _fork_worker(spec: Spec, channel: Channel, theirs: Connection, inherited: Se
         name=f"fmsdata-worker-{spec.index}",
         daemon=True,
     )
-    # `start` makes two pipes, and leaves one open if there is none for the other. The worker needs some to begin with.
+    # `start` makes two pipes, and leaves them open if that or the fork fails. The worker needs some to begin with.
     _require_descriptors(SPARE_DESCRIPTORS)
+    _require_process()
     process.start()
     return process
 
@@ -108,6 +109,15 @@ def _require_descriptors(count: int) -> None:
     finally:
         for fd in opened:
             os.close(fd)
+
+
+def _require_process() -> None:
+    """Raise OSError if this process can't start another one.
+
+    The system creates the process before it finds that there is no such program.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError):
+        os.posix_spawn(f"{os.devnull}/none", ["none"], {})
 
 
 def _serve_worker(spec: Spec, channel: Channel, theirs: Connection, method: str) -> Any:
@@ -224,7 +234,8 @@ class WorkerPool:
             return
         if self._death is None:
             process = worker.process
-            self._death = f"process {process.pid} {describe_exit(process.exitcode)}: {worker.describe()}"
+            name = "a process" if process.pid is None else f"process {process.pid}"
+            self._death = f"{name} {describe_exit(process.exitcode)}: {worker.describe()}"
             self._kill()
         raise WorkerError(
             f"{self._death}. The loader's position has not changed: "

@@ -5,12 +5,13 @@ Every process that plans a run computes the same blocks, without I/O or communic
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from fmsdata.core.blocks import Address
-from fmsdata.core.keys import offsets
+from fmsdata.core.keys import Ints, key_of, offsets
 from fmsdata.planning.counts import Counts
 
 BLOCKS_PER_LANE = 32
@@ -35,6 +36,30 @@ class BlockPlan:
         documents = self.documents[shard]
         return Address(shard, part * documents // parts, (part + 1) * documents // parts)
 
+    def addresses(self, blocks: Ints) -> Ints:
+        """The same for several blocks: rows of shard, first document, and the document after the last."""
+        first_block, documents = self._arrays
+        shard = np.searchsorted(first_block, blocks, side="right") - 1
+        begin = first_block.take(shard)
+        part, parts, count = blocks - begin, first_block.take(shard + 1) - begin, documents.take(shard)
+        out = np.empty((len(blocks), 3), np.int64)
+        out[:, 0], out[:, 1], out[:, 2] = shard, part * count // parts, (part + 1) * count // parts
+        return out
+
+    @cached_property
+    def _arrays(self) -> tuple[Ints, Ints]:
+        return np.array(self.first_block), np.array(self.documents)
+
+    @cached_property
+    def mean_lengths(self) -> npt.NDArray[np.float64]:
+        """`mean_length` as an array."""
+        return np.array(self.mean_length)
+
+    def keys(self, seed: int, source: str, epoch: int, shard: int) -> "BlockKeys":
+        """The keys of the documents of a shard: those of their blocks."""
+        first, behind = self.first_block[shard : shard + 2]
+        return BlockKeys(seed, source, epoch, first, behind, self.documents[shard])
+
     def tokens(self, address: Address) -> float:
         """About how many tokens a block has."""
         return (address.stop - address.first) * self.mean_length[address.shard]
@@ -47,7 +72,27 @@ class BlockPlan:
     def block_of(self, shard: int, document: int) -> int:
         """The block that a document is in."""
         first, behind = self.first_block[shard : shard + 2]
-        return first + ((document + 1) * (behind - first) - 1) // self.documents[shard]
+        return _block_of(document, first, behind, self.documents[shard])
+
+
+def _block_of(document: int, first: int, behind: int, documents: int) -> int:
+    return first + ((document + 1) * (behind - first) - 1) // documents
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKeys:
+    """The key of a document is that of its block, in an epoch."""
+
+    seed: int
+    source: str
+    epoch: int
+    first: int  # block of the shard
+    behind: int
+    documents: int  # of the shard
+
+    def __call__(self, document: int) -> int:
+        block = _block_of(document, self.first, self.behind, self.documents)
+        return key_of(self.seed, self.source, self.epoch, block)
 
 
 @lru_cache(maxsize=256)

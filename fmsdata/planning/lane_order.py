@@ -6,12 +6,13 @@ every (epoch, block) belongs to exactly one lane, at exactly one place.
 """
 
 import math
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from fmsdata.core.blocks import Address
-from fmsdata.core.keys import key_of
+from fmsdata.core.keys import Ints, key_of
 from fmsdata.core.permutation import Permutation
 from fmsdata.planning.blocks import BlockPlan
 
@@ -27,6 +28,27 @@ class PlannedBlock(NamedTuple):
     address: Address
 
 
+@dataclass(frozen=True)
+class PlannedBlocks:
+    """Blocks at consecutive places of the order of a lane."""
+
+    epoch: int
+    numbers: Ints
+    addresses: Ints  # rows of shard, first document, and the document after the last
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def address(self, index: int) -> Address:
+        return Address(*self.addresses[index].tolist())
+
+    def after(self, count: int) -> "PlannedBlocks":
+        return replace(self, numbers=self.numbers[count:], addresses=self.addresses[count:])
+
+    def before(self, count: int) -> "PlannedBlocks":
+        return replace(self, numbers=self.numbers[:count], addresses=self.addresses[:count])
+
+
 class LaneOrder:
     """The blocks of one source in the order in which one lane reads them.
 
@@ -34,13 +56,21 @@ class LaneOrder:
     """
 
     def __init__(
-        self, plan: BlockPlan, *, lane: int, lanes: int, seed: int, source: str, epochs: float | None = None
+        self,
+        plan: BlockPlan,
+        *,
+        lane: int,
+        lanes: int,
+        seed: int,
+        source: str,
+        epochs: float | None = None,
+        dense: bool = False,
     ) -> None:
-        self.plan, self.source = plan, source
-        self._blocks, self._lane, self._lanes, self._seed = plan.blocks, lane, lanes, seed
-        self._epoch = -1
-        self._planned: list[int] = []  # numbers of blocks of the epoch, from this place on:
-        self._first = 0
+        self.plan, self.source, self.seed = plan, source, seed
+        self._blocks, self._lane, self._lanes = plan.blocks, lane, lanes
+        self._dense = dense  # many of the lanes are planned in this process, and share the work
+        self._planned = PlannedBlocks(-1, np.empty(0, np.int64), np.empty((0, 3), np.int64))
+        self._first = 0  # place of the planned blocks
         self.places = math.inf  # how many blocks this lane reads in all
         self.has_last = False  # whether the last block of all epochs is this lane's
         if epochs is not None:
@@ -50,28 +80,33 @@ class LaneOrder:
 
     def block(self, place: int) -> PlannedBlock | None:
         """The block at this place of the lane; None behind the last."""
+        blocks = self.blocks(place)
+        return None if blocks is None else PlannedBlock(blocks.epoch, int(blocks.numbers[0]), blocks.address(0))
+
+    def blocks(self, place: int) -> PlannedBlocks | None:
+        """Some blocks of one epoch, from this place on, at least one; None behind the last."""
         if place >= self.places:
             return None
-        epoch, position = divmod(self._lane + place * self._lanes, self._blocks)
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._permutation = Permutation(self._blocks, key_of(self._seed, self.source, epoch))
-            self._planned = []
-        if not 0 <= place - self._first < len(self._planned):
-            self._plan_from(place, position)
-        block = self._planned[place - self._first]
-        return PlannedBlock(epoch, block, self.plan.address(block))
+        skip = place - self._first
+        if not 0 <= skip < len(self._planned):
+            self._plan_from(place)
+            skip = 0
+        return self._planned.after(skip) if skip else self._planned
 
-    def _plan_from(self, place: int, position: int) -> None:
-        """Plan the block at a place; and if it follows the last one, many behind it."""
-        follows = self._planned and place == self._first + len(self._planned)
-        count = min(AHEAD, -(-(self._blocks - position) // self._lanes)) if follows else 1
-        positions = range(position, position + count * self._lanes, self._lanes)
-        if count < FEW:
-            self._planned = [self._permutation(each) for each in positions[:1]]
+    def _plan_from(self, place: int) -> None:
+        """Plan the block at a place; and if it follows the last one, or that costs little, many behind it."""
+        epoch, position = divmod(self._lane + place * self._lanes, self._blocks)
+        if epoch != self._planned.epoch:
+            self._permutation = Permutation(self._blocks, key_of(self.seed, self.source, epoch))
+        follows = epoch == self._planned.epoch and place == self._first + len(self._planned)
+        count = int(min(AHEAD, -(-(self._blocks - position) // self._lanes), self.places - place))
+        if self._dense:
+            numbers = self._permutation.shared_array(np.arange(position, position + count * self._lanes, self._lanes))
+        elif follows and count >= FEW:
+            numbers = self._permutation.array(np.arange(position, position + count * self._lanes, self._lanes))
         else:
-            self._planned = self._permutation.array(np.array(positions, np.int64)).tolist()
-        self._first = place
+            numbers = np.array([self._permutation(position)])
+        self._first, self._planned = place, PlannedBlocks(epoch, numbers, self.plan.addresses(numbers))
 
 
 def place_of(block: int, epoch: int, *, blocks: int, lanes: int, seed: int, source: str) -> tuple[int, int]:

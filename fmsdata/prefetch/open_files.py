@@ -7,13 +7,18 @@ files if they are local, else through the prefetch buffer.
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
-from fmsdata.core.blocks import Address, Block, BlockName, LaneBlocks
+import numpy as np
+
+from fmsdata.core.blocks import Address, Block, BlockName, LaneBlocks, Located, numbers, read_each
+from fmsdata.core.keys import Ints, offsets
 from fmsdata.core.lane import Lane
 from fmsdata.core.memory import MappedTokens
 from fmsdata.core.tokens import StoredTokens
 from fmsdata.errors import DataError
 from fmsdata.formats import open_shard
+from fmsdata.formats.arrow.shard import Batches
 from fmsdata.formats.base import Decoded, Shard
 from fmsdata.planning.lane_order import LaneOrder
 from fmsdata.prefetch.buffer import PrefetchBuffer
@@ -47,7 +52,7 @@ class OpenFiles:
         self.mapped = MappedFiles(versions)
         self.reading_now: BlockName | None = None  # the last block that a lane began to read
         self._on_read = on_read
-        self._share = share
+        self.share = share
         self._buffers: dict[Storage, PrefetchBuffer] = {}
         self._remote: dict[object, RemoteSource] = {}
         self._decoded: dict[int, DecodedBatches] = {}  # by their budget
@@ -68,7 +73,7 @@ class OpenFiles:
                 files=files,
                 plan=order.plan,
                 source=order.source,
-                share=self._share,
+                share=self.share,
                 queues=buffer.queues,
                 layouts=buffer.layouts,
                 decoded=buffer.decoded,
@@ -92,7 +97,7 @@ class OpenFiles:
 
     def _buffer(self, storage: Storage) -> PrefetchBuffer:
         if storage not in self._buffers:
-            self._buffers[storage] = PrefetchBuffer(storage, all_lanes=self._share == 1)
+            self._buffers[storage] = PrefetchBuffer(storage, all_lanes=self.share == 1)
         return self._buffers[storage]
 
 
@@ -114,6 +119,32 @@ class MappedBlocks:
             return block
         return self._opened.decoded(self._files.location.storage).lend(block, partial(self._read_checked, address))
 
+    def read_all(self, place: int, addresses: Ints, announce: Callable[[Address], None]) -> Located:
+        order = np.lexsort((addresses[:, 1], addresses[:, 0]))
+        ordered = addresses.take(order, axis=0)
+        sizes = ordered[:, 2] - ordered[:, 1]
+        number, ends = numbers(ordered, sizes), offsets(sizes)
+        changes = np.flatnonzero(ordered[1:, 0] != ordered[:-1, 0]) + 1
+        arrays: list[StoredTokens] = []
+        found: list[tuple[Ints, Ints]] = []
+        for low, high in pairwise([0, *changes.tolist(), len(ordered)]):
+            announce(address := Address(*ordered[low].tolist()))
+            file, shard = self._get(address.shard)
+            located = self._locate(file, shard, number[ends[low] : ends[high]])
+            if located is None:
+                return read_each(self, place, addresses, announce)
+            arrays.append(located[0])
+            found.append(located[1:])
+        return Located(
+            arrays,
+            ordered[[0, *changes], 0].tolist(),
+            np.repeat(order, sizes),
+            number,
+            np.repeat(np.arange(len(found)), [len(start) for start, _ in found]),
+            np.concatenate([start for start, _ in found]),
+            np.concatenate([length for _, length in found]),
+        )
+
     def check(self) -> None:
         for file in self._unchecked:
             file.check()
@@ -130,13 +161,28 @@ class MappedBlocks:
         return block
 
     def _read(self, address: Address) -> Block[StoredTokens]:
-        file, shard = self._opened.shards.get((self._files, address.shard), lambda: self._open(address.shard))
-        self._unchecked.add(file)
+        file, shard = self._get(address.shard)
         try:
             return shard.read(address.first, address.stop)
         except DataError:  # perhaps it has changed
             file.check()
             raise
+
+    def _locate(self, file: MappedFile, shard: Shard, numbers: Ints) -> tuple[StoredTokens, Ints, Ints] | None:
+        """The tokens of a shard, and of documents in them the starts and lengths; None if they must be decoded."""
+        if not isinstance(shard, Batches) or not shard.plain or not isinstance(shard.whole, MappedTokens):
+            return None
+        try:
+            located = shard.locate(numbers)
+        except DataError:  # perhaps it has changed
+            file.check()
+            raise
+        return None if located is None else (shard.whole, *located)
+
+    def _get(self, shard: int) -> tuple[MappedFile, Shard]:
+        file, opened = self._opened.shards.get((self._files, shard), lambda: self._open(shard))
+        self._unchecked.add(file)
+        return file, opened
 
     def _open(self, shard: int) -> tuple[MappedFile, Shard]:
         files = self._files
@@ -174,6 +220,9 @@ class RemoteBlocks:
         if self._look_ahead is None:
             return self.look_up(address)
         return self._buffer.read(self._look_ahead, place, address)
+
+    def read_all(self, place: int, addresses: Ints, announce: Callable[[Address], None]) -> Located:
+        return read_each(self, place, addresses, announce)
 
     def check(self) -> None:
         """Reads name the version that they want: other bytes are never returned."""

@@ -30,6 +30,7 @@ from fmsdata.core.chunk import Chunk
 from fmsdata.core.fork_gate import ForkGate
 from fmsdata.core.iterator import Exhausted, StageIterator
 from fmsdata.core.keys import Ints
+from fmsdata.core.limits import start_thread
 from fmsdata.core.spans import PADDING, Buffer
 from fmsdata.core.stage import Stage
 from fmsdata.core.state import is_count
@@ -180,7 +181,7 @@ class PlanInBackground:
         self._thread = threading.Thread(
             target=self._run, args=(data, samples, file), name="fmsdata-plan-pass", daemon=True
         )
-        self._thread.start()
+        start_thread(self._thread)
         _RUNNING.add(self)
 
     @property

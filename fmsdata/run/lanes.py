@@ -22,6 +22,8 @@ from fmsdata.run.tally import Tallies, Tally, count_tokens
 if TYPE_CHECKING:
     from fmsdata.run.rescalable import Rescalable
 
+ADVANCE = 64  # lines that are taken before as many of the next chunk are planned
+
 
 class Lanes:
     """Some lanes of a run, opened at their start or at saved states."""
@@ -105,6 +107,8 @@ class _RunningLane:
             part = self._to_do / (self._rows - row)
             self._to_do -= part
             self._ahead.advance(part)
+        if self._row % ADVANCE == 0:
+            self._iterator.advance(ADVANCE)
         if self._row == self._rows:
             self._leave()
         if self.lines == self.planned:

@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from fmsdata.core.fork_gate import ForkGate
+from fmsdata.core.limits import start_thread
 from fmsdata.errors import CheckpointError
 from fmsdata.run.lease_holder import Holder, is_first_process, launch
 from fmsdata.storage.location import Location
@@ -142,7 +143,7 @@ class Lease:
             self._heart = _Heart(self._folder, self._token, weakref.ref(self))
             self._heart.beat()
             _HEARTS.add(self._heart)
-            self._heart.start()
+            start_thread(self._heart)
         _HOLDERS[self._file.url] = self._token
 
     def release(self) -> None:

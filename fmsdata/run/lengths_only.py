@@ -7,14 +7,14 @@ ids that they compare with may occur in the text; then any other token can stand
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fmsdata.core.blocks import Address, Block, LaneBlocks
+from fmsdata.core.blocks import Address, Block, LaneBlocks, Located, read_each
 from fmsdata.core.keys import Ints
 from fmsdata.core.lane import Lane
 from fmsdata.core.stage import Stage
@@ -126,6 +126,9 @@ class _LengthBlocks:
 
     def read(self, place: int, address: Address) -> Block[StoredTokens]:  # noqa: ARG002
         return self.look_up(address)
+
+    def read_all(self, place: int, addresses: Ints, announce: Callable[[Address], None]) -> Located:
+        return read_each(self, place, addresses, announce)
 
     def check(self) -> None:
         pass

@@ -40,7 +40,7 @@ def lines_taken(state: State | None, lines: Stage, lanes: int) -> tuple[int, int
     """
     taken, skip = number(state, "lines"), number(state, "skip")
     if isinstance(lines, Shuffle):
-        most = lines.window - number(part(state, "anchor"), "taken")
+        most = lines.most_at_once - number(part(state, "anchor"), "taken")
     else:
         length = next((stage.seq_len for stage in stages_down_to_mixture(lines) if isinstance(stage, Pack)), 64)
         most = max(CHUNK_TOKENS, lines.window_tokens()) // length

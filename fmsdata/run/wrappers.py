@@ -6,7 +6,9 @@ lanes are silently lost. Such wrappers call `iter()` or, before it, `set_epoch()
 dataset, and they know the number of processes. So that number is read from the object that calls.
 """
 
+import importlib.metadata
 import inspect
+import re
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -26,6 +28,7 @@ INTEGRATIONS = {
     "lightning_fabric": "fmsdata.integrations.lightning",
     "pytorch_lightning": "fmsdata.integrations.lightning",
 }
+EXACT_SLICES = (1, 13)  # the first version of Accelerate that resumes a loader with slices where it was
 
 
 def refuse_wrappers(ranks: Ranks, lanes: int, seed: int) -> str | None:
@@ -56,7 +59,15 @@ def refuse_wrappers(ranks: Ranks, lanes: int, seed: int) -> str | None:
         )
     refuse_endless_evaluation()
     _refuse_collator(caller)
-    return name if caller is not None and _library(caller) == "accelerate" else None
+    if caller is None or _library(caller) != "accelerate":
+        return None
+    if processes > 1 and (found := _inexact_slices()):
+        raise ConfigError(
+            f"Accelerate {found} with use_stateful_dataloader=True on {processes} processes resumes at another "
+            f"position than the saved one: batches would be repeated. Upgrade it (pip install 'accelerate>="
+            f"{'.'.join(map(str, EXACT_SLICES))}'). {EXACT.replace('Use', 'Or use', 1)}"
+        )
+    return name
 
 
 def _refuse_collator(caller: FrameType | None) -> None:
@@ -104,6 +115,18 @@ def refuse_to_save(ranks: Ranks, gather: bool, reader: str | None = None) -> Non
             f"this dataset is read by {reader}, ahead of the trainer, so its position is not that of the "
             f"trainer: samples would be lost or repeated on resume. {EXACT}"
         )
+
+
+def _inexact_slices() -> str | None:
+    """The version of Accelerate, if it saves the state of a loader with slices, and is one that does so wrongly.
+
+    Its loader calls `set_epoch()` of the dataset that slices, which called ours.
+    """
+    frames = (frame for frame in _callers(1) if frame.f_code.co_name == "set_epoch" and _library(frame) == "accelerate")
+    if not any(getattr(frame.f_locals.get("self"), "use_stateful_dataloader", False) for frame in frames):
+        return None
+    found = importlib.metadata.version("accelerate")
+    return found if tuple(map(int, re.findall(r"\d+", found)[:2])) < EXACT_SLICES else None
 
 
 def _processes(owner: Any) -> int:

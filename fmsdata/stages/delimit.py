@@ -24,6 +24,9 @@ class Delimit(Stage):
         self.bos = token("bos", bos)
         self.eos = token("eos", eos)
 
+    def only_plans(self) -> bool:
+        return self.below.only_plans()
+
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
         return _DelimitIterator(self, lane, state)
 

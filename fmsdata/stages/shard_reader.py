@@ -7,32 +7,32 @@ the state is two numbers: the next block of the lane, and the next document in i
 import copy
 import math
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from fmsdata.core.blocks import BlockName
+from fmsdata.core.blocks import Address, BlockName, Located
 from fmsdata.core.checks import whole
 from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import Exhausted, StageIterator
-from fmsdata.core.keys import Ints, key_of, mix, mix_array, offsets
+from fmsdata.core.keys import Ints, keys_of, mix_array, offsets
 from fmsdata.core.lane import Lane
-from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, TAIL, Buffer
+from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, Buffer
 from fmsdata.core.stage import Size, Stage
 from fmsdata.core.state import State, number
 from fmsdata.corpus.counts import open_source
 from fmsdata.corpus.selection import SourcePath, locate
 from fmsdata.errors import ConfigError, DataError, StateError
 from fmsdata.planning.blocks import cut_blocks
-from fmsdata.planning.lane_order import LaneOrder, PlannedBlock
+from fmsdata.planning.lane_order import LaneOrder, PlannedBlocks
 from fmsdata.prefetch.open_files import OpenFiles
 from fmsdata.stages.strip import checked_strip, strip_ends
 from fmsdata.storage.settings import Storage
 
 BLOCK_TOKENS = 1 << 18
 TOKEN_BYTES = 4  # of text, for each token of a block
+DENSE = 1 / 16  # of the lanes: if this many are read together, they share the planning of blocks
 CHUNK_DOCUMENTS, CHUNK_TOKENS = 1024, 1 << 20  # read blocks together up to this many
-NONE_STRIPPED = np.empty(0, np.int64)
 BLOCK_BITS, KEY_BITS = np.uint64(16), np.uint64(48)  # documents are sorted by block, then by key
 
 
@@ -135,6 +135,9 @@ class ShardReader(Stage):
     def holds_text(self) -> bool:
         return self.counts.text
 
+    def only_plans(self) -> bool:
+        return self.path.local is not None and not self.counts.text
+
     def ends(self) -> bool:
         return self.max_epochs is not None
 
@@ -158,24 +161,13 @@ class ShardReader(Stage):
             seed=lane.seed,
             source=lane.source or self.name,
             epochs=self._epochs_of(lane),
+            dense=lane.host is not None and lane.host.share >= DENSE,
         )
 
     def _epochs_of(self, lane: Lane) -> float | None:
         """After how many epochs the source ends in a lane: `max_epochs`, or earlier if the pass is finite."""
         ends = [epochs for epochs in (self.max_epochs, lane.epochs) if epochs is not None]
         return min(ends, default=None)
-
-
-class _LaneBlock(NamedTuple):
-    """The documents of a block, in the order of the shard."""
-
-    first: int  # the number of the first document
-    buffers: list[Buffer]
-    array: Ints
-    start: Ints
-    length: Ints
-    stripped: Ints  # tokens skipped at the start of each document
-    key: int
 
 
 class _ReaderIterator(StageIterator):
@@ -199,28 +191,13 @@ class _ReaderIterator(StageIterator):
     def read(self) -> Chunk:
         empty = 0
         while True:
-            blocks: list[_LaneBlock] = []
-            documents = tokens = 0
-            while not blocks or (
-                documents < self._target and tokens < CHUNK_TOKENS and tokens < self._blocks.tokens_at_once
-            ):
-                place = self._place + len(blocks)
-                planned = self._order.block(place)
-                if planned is None:
-                    break
-                block = self._read_block(planned, place)
-                blocks.append(block)
-                documents += len(block.length)
-                tokens += int(block.length.sum())
-            self._blocks.check()
-            if not blocks:
+            blocks = self._next_blocks()
+            if blocks is None:
                 self._at = np.array([[self._place, self._visited]])
                 raise Exhausted(last=self._order.has_last)
-            if self._visited > len(blocks[0].length):
-                raise StateError(
-                    f"'document' is {self._visited}, but the block has only {len(blocks[0].length)} documents"
-                )
-            chunk = self._in_order(blocks)
+            documents = self._blocks.read_all(self._place, blocks.addresses, self._announce)
+            self._blocks.check()
+            chunk = self._in_order(blocks, documents)
             self._place, self._visited = self._place + len(blocks), 0
             self._target = min(2 * self._target, CHUNK_DOCUMENTS)
             if len(chunk):
@@ -234,68 +211,78 @@ class _ReaderIterator(StageIterator):
         block, document = self._at[taken].tolist()
         return {"block": block, "document": document}
 
-    def _read_block(self, planned: PlannedBlock, place: int | None = None) -> _LaneBlock:
-        """A block, read at a place of the lane's order, or (None) looked up out of order."""
-        reader = self._reader
-        shard, first, stop = address = planned.address
-        name = reader.counts.shards[shard]
-        self._host.reading(BlockName(self._source, name, first, stop, self._lane.index))
-        block = self._blocks.look_up(address) if place is None else self._blocks.read(place, address)
-        stripped, length = NONE_STRIPPED, block.length
-        if reader.strip:
-            stripped, length = strip_ends(block.arrays, block.array, block.start, length, np.array(reader.strip))
-        key = key_of(self._lane.seed, self._source, planned.epoch, planned.number)
-        buffers = [Buffer(tokens, self._source, name, planned.epoch, key) for tokens in block.arrays]
-        return _LaneBlock(first, buffers, block.array, block.start, length, stripped, key)
+    def _next_blocks(self) -> PlannedBlocks | None:
+        """As many blocks as have the documents to read at once."""
+        blocks = self._order.blocks(self._place)
+        if blocks is None or len(blocks) == 1:
+            return blocks
+        addresses, plan = blocks.addresses, self._order.plan
+        sizes = addresses[:, 2] - addresses[:, 1]
+        few = int(np.searchsorted(np.cumsum(sizes), self._target)) + 1
+        tokens = np.cumsum(sizes[:few] * plan.mean_lengths.take(addresses[:few, 0]))
+        most = min(CHUNK_TOKENS, self._blocks.tokens_at_once)
+        return blocks.before(min(few, int(np.searchsorted(tokens, most)) + 1))
 
-    def _in_order(self, blocks: list[_LaneBlock]) -> Chunk:
+    def _announce(self, address: Address) -> None:
+        shard, first, stop = address
+        name = self._reader.counts.shards[shard]
+        self._host.reading(BlockName(self._source, name, first, stop, self._lane.index))
+
+    def _in_order(self, blocks: PlannedBlocks, documents: Located) -> Chunk:
         """The documents that are long enough: block by block, each in the order of its key."""
-        sizes = np.array([len(block.length) for block in blocks])
-        first = offsets(sizes)
-        which = np.repeat(np.arange(len(blocks)), sizes)
-        place = np.arange(first[-1]) - first.take(which)
-        keys = np.array([mix(block.key) for block in blocks], np.uint64).take(which)
-        order = np.argsort(
-            mix_array(place.astype(np.uint64) ^ keys) >> BLOCK_BITS | which.astype(np.uint64) << KEY_BITS,
-            kind="stable",
-        )
-        length = np.concatenate([block.length for block in blocks]).take(order)
-        enough = length >= max(1, self._reader.min_length)
+        reader, start, length = self._reader, documents.start, documents.length
+        sizes = blocks.addresses[:, 2] - blocks.addresses[:, 1]
+        if self._visited > sizes[0]:
+            raise StateError(f"'document' is {self._visited}, but the block has only {sizes[0]} documents")
+        if reader.strip:
+            stripped, length = strip_ends(documents.arrays, documents.array, start, length, np.array(reader.strip))
+        keys = mix_array(keys_of((self._order.seed, self._source, blocks.epoch), blocks.numbers))
+        place = documents.number - blocks.addresses[:, 1].take(documents.block)
+        mixed = mix_array(place.astype(np.uint64) ^ keys.take(documents.block))
+        order = np.argsort(mixed >> BLOCK_BITS | documents.block.astype(np.uint64) << KEY_BITS, kind="stable")
+        enough = length.take(order) >= max(1, reader.min_length)
         enough[: self._visited] = False
         kept = np.flatnonzero(enough)
         order = order.take(kept)
-        spans = np.empty((len(kept), COLUMNS), np.int64)
-        buffer = which
-        if any(len(block.buffers) > 1 for block in blocks):
-            before = offsets(np.array([len(block.buffers) for block in blocks])).take(which)
-            buffer = np.concatenate([block.array for block in blocks]) + before
-        spans[:, BUFFER] = buffer.take(order)
-        spans[:, START] = np.concatenate([block.start for block in blocks]).take(order)
-        spans[:, LENGTH] = length.take(kept)
-        spans[:, DOCUMENT] = (place + np.array([block.first for block in blocks]).take(which)).take(order)
-        spans[:, POSITION] = 0
-        if self._reader.strip:
-            spans[:, POSITION] = np.concatenate([block.stripped for block in blocks]).take(order)
+        spans = np.zeros((len(kept), COLUMNS), np.int64)
+        spans[:, BUFFER] = documents.array.take(order)
+        spans[:, START] = start.take(order)
+        spans[:, LENGTH] = length.take(order)
+        spans[:, DOCUMENT] = documents.number.take(order)
+        if reader.strip:
+            spans[:, POSITION] = stripped.take(order)
             spans[:, START] += spans[:, POSITION]
         spans[:, BEGINS] = 1
-        spans[:, TAIL] = 0
-        # At each place of the order, `which` is also its block, and `place` the documents before it.
+        # In this order, the block of each document, and the documents of the block before it.
+        block, first = np.repeat(np.arange(len(blocks)), sizes).take(kept), offsets(sizes)
         self._at = np.empty((len(kept) + 1, 2), np.int64)
-        self._at[:-1, 0] = which.take(kept) + self._place
-        self._at[:-1, 1] = place.take(kept)
+        self._at[:-1, 0] = block + self._place
+        self._at[:-1, 1] = kept - first.take(block)
         self._at[-1] = self._place + len(blocks), 0
-        return Chunk([buffer for block in blocks for buffer in block.buffers], spans, np.arange(len(kept) + 1))
+        return Chunk(self._buffers(documents, blocks.epoch), spans, np.arange(len(kept) + 1))
+
+    def _buffers(self, documents: Located, epoch: int) -> list[Buffer]:
+        names, plan, seed = self._reader.counts.shards, self._order.plan, self._order.seed
+        return [
+            Buffer(tokens, self._source, names[shard], epoch, plan.keys(seed, self._source, epoch, shard))
+            for tokens, shard in zip(documents.arrays, documents.shards, strict=True)
+        ]
 
     def _require_a_document(self) -> None:
         """Raise if no document of the whole source is long enough, instead of searching forever."""
         least = max(1, self._reader.min_length)
-        plan = self._order.plan
-        blocks = (self._read_block(PlannedBlock(0, block, plan.address(block))) for block in range(plan.blocks))
-        if not any((block.length >= least).any() for block in blocks):
+        if not any((self._lengths(block) >= least).any() for block in range(self._order.plan.blocks)):
             raise DataError(
                 f"source {self._source!r}: none of its {self._reader.size().documents} documents has at least "
                 f"{least} tokens (min_length) after stripping; lower min_length or remove the source"
             )
+
+    def _lengths(self, block: int) -> Ints:
+        """The lengths of the documents of any block, when they are stripped."""
+        self._announce(address := self._order.plan.address(block))
+        arrays, array, start, length, _ = self._blocks.look_up(address)
+        strip = np.array(self._reader.strip)
+        return strip_ends(arrays, array, start, length, strip)[1] if len(strip) else length
 
 
 def _checked_epochs(epochs: float | None) -> float | None:

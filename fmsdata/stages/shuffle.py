@@ -5,18 +5,22 @@ of its items were taken.
 """
 
 import copy
+from contextlib import suppress
 from typing import Literal
+
+import numpy as np
 
 from fmsdata.core.checks import whole
 from fmsdata.core.chunk import Chunk
-from fmsdata.core.iterator import Cursor, StageIterator
-from fmsdata.core.keys import key_of, keyed_order
+from fmsdata.core.iterator import Cursor, Exhausted, StageIterator
+from fmsdata.core.keys import Ints, key_of, keyed_order, keyed_orders, keys_of
 from fmsdata.core.lane import Lane
 from fmsdata.core.stage import Stage, endless, tokens_only
 from fmsdata.core.state import State, number, part
 from fmsdata.errors import ConfigError, StateError
 from fmsdata.stages.windows import TOKENIZED, saved_windows, window_sizes
 
+AT_ONCE = 128  # items that are read at once, if windows are smaller
 DISTANCE = 10_000  # items between two neighbours
 WINDOW_PER_DISTANCE = 3  # in a random order of n items, two of them are n / 3 apart on average
 EPOCH_PER_WINDOW = 8  # a window holds at most this part of a lane's epoch
@@ -102,41 +106,103 @@ class Shuffle(Stage):
             return self.settled(lane.count).open(lane, state)
         return _ShuffleIterator(self, lane, state)
 
+    def only_plans(self) -> bool:
+        return self.below.only_plans()
+
+    @property
+    def most_at_once(self) -> int:
+        """How many items are read at once at most: a window, or several small ones."""
+        return self.window + AT_ONCE
+
     def window_tokens(self) -> int:
         return -(-self.window // self.below.window_items()) * super().window_tokens()
 
 
 class _ShuffleIterator(StageIterator):
-    """The state is the state below at the start of the window, its number, and the items taken."""
+    """The state is the state below at the start of a window, its number, and the items taken since.
+
+    Several small windows are read at once, if that is only planning: an array operation costs about
+    the same for one window and for ten. The first read is of one window, then they double.
+    """
 
     def __init__(self, stage: Shuffle, lane: Lane, state: State | None) -> None:
         self._sizes = stage.sizes()
+        self._most = AT_ONCE if stage.below.only_plans() and len(self._sizes) == 1 else 0  # items to read at once
         self._key = key_of(lane.seed, "shuffle", lane.source, lane.index, stage.twins_below())
         self._below = Cursor(stage.below.open(lane, part(state, "below")))
-        self._number = number(state, "window")
-        self._skip = number(state, "taken")  # items of the window that were already taken
-        self._size = self._size_of(self._number)
-        if self._skip >= self._size:
+        self._number = number(state, "window")  # of the first window of the chunk
+        self._windows = 1  # of the chunk
+        self._skip = number(state, "taken")  # items of the chunk that were already taken
+        self._size = self._size_of(self._number)  # items of the chunk
+        if self._skip >= max(self._size, self._most + self._size if self._most else 0):
             raise StateError(f"'taken' is {self._skip}, but the window has only {self._size} items")
+        while self._skip >= self._size:
+            self._below.take(self._size)
+            self._number, self._skip = self._number + 1, self._skip - self._size
         self._anchor = self._below.state()
-        self._after: State | None = None  # the state below at the end of the window, once it was asked for
+        self._after: State | None = None  # the state below at the end of the chunk, once it was asked for
+        self._ahead: list[Chunk] = []  # of the next window, which is larger than what is read at once
+        self._taken_ahead = 0
+        self._failed: Exception | None = None
         self._read = False
+
+    def advance(self, items: int) -> None:
+        size = self._sizes[-1]
+        items = min(items, size - self._taken_ahead)
+        if not self._read or not self._most or size <= self._most or items <= 0 or self._failed is not None:
+            return
+        self._state_after()
+        try:
+            self._ahead.append(self._below.take(items).compact())
+            self._taken_ahead += len(self._ahead[-1])
+        except Exhausted:
+            pass
+        except Exception as error:
+            self._failed = error
 
     def read(self) -> Chunk:
         if self._read:
-            self._number, self._skip = self._number + 1, 0
-            self._size = self._size_of(self._number)
+            self._number, self._skip = self._number + self._windows, 0
             self._anchor, self._after = self._state_after(), None
             self._read = False
-        window = self._below.take(self._size)
-        self._read, self._size = True, len(window)
+            size = self._size_of(self._number)
+            self._windows = max(1, min(2 * self._windows, self._most // size))
+            self._size = self._windows * size
+        if self._failed is not None:
+            raise self._failed
+        chunk = self._take()
+        self._read, self._size = True, len(chunk)
         if self._skip >= self._size:
             raise StateError(f"'taken' is {self._skip}, but the window has only {self._size} items")
-        order = keyed_order(self._size, key_of(self._key, self._number))
-        return window.take(order[self._skip :])
+        return chunk.take(self._order()[self._skip :])
+
+    def _take(self) -> Chunk:
+        """The items of the next chunk, some of which may have been taken before."""
+        ahead, left = self._ahead, self._size - self._taken_ahead
+        self._ahead, self._taken_ahead = [], 0
+        if not ahead:
+            return self._below.take(self._size)
+        if left:
+            with suppress(Exhausted):
+                ahead.append(self._below.take(left))
+        return Chunk.join(ahead)
+
+    def _order(self) -> Ints:
+        """The order of the items of the chunk."""
+        size = self._size_of(self._number)
+        whole, rest = divmod(self._size, size)
+        self._windows = whole + (rest > 0)
+        if self._windows == 1:
+            return keyed_order(self._size, key_of(self._key, self._number))
+        numbers = np.arange(self._number, self._number + self._windows)
+        keys = keys_of((self._key,), numbers)
+        order = keyed_orders(size, keys[:whole]) + np.arange(0, whole * size, size)[:, None]
+        if not rest:
+            return order.reshape(-1)
+        return np.append(order, keyed_order(rest, int(keys[-1])) + whole * size)
 
     def next_items(self) -> int:
-        return self._size_of(self._number + 1)
+        return self._size_of(self._number + self._windows)
 
     def _size_of(self, number: int) -> int:
         return self._sizes[min(number, len(self._sizes) - 1)]
@@ -144,7 +210,7 @@ class _ShuffleIterator(StageIterator):
     def state(self, taken: int) -> State:
         taken += self._skip
         if taken == self._size:
-            return {"window": self._number + 1, "taken": 0, "below": self._state_after()}
+            return {"window": self._number + self._windows, "taken": 0, "below": self._state_after()}
         return {"window": self._number, "taken": taken, "below": self._anchor}
 
     def _state_after(self) -> State:

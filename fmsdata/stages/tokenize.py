@@ -288,7 +288,7 @@ def _tokens_of(piece: _Piece) -> int:
 
 
 def _with_tokens(origin: Buffer, tokens: Tokens) -> Buffer:
-    return Buffer(tokens, origin.source, origin.shard, origin.epoch, origin.key)
+    return replace(origin, tokens=tokens)
 
 
 def _texts(part: Chunk) -> list[str]:

@@ -17,6 +17,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fmsdata.core import fork_gate
+from fmsdata.core.limits import start_thread
+from fmsdata.errors import WorkerError
 
 T = TypeVar("T")
 Kept = TypeVar("Kept")
@@ -37,7 +39,11 @@ class IoThread:
         self._kept: dict[object, Any] = {}
         self._closing: list[Callable[[], Awaitable[None]]] = []
         self._thread = threading.Thread(target=self._serve, name="fmsdata-io", daemon=True)
-        self._thread.start()
+        try:
+            start_thread(self._thread)
+        except WorkerError:
+            self.loop.close()
+            raise
         self._resume = threading.Event()
         fork_gate.register(self)
 
@@ -223,10 +229,17 @@ class _DaemonThreads(ThreadPoolExecutor):
             if self._idle:
                 self._idle -= 1
             elif self._started < THREADS:
-                self._started += 1
-                threading.Thread(target=self._serve, name="fmsdata-io-pool", daemon=True).start()
+                self._start_thread()
             self._jobs.put((future, lambda: fn(*args, **kwargs)))
         return future
+
+    def _start_thread(self) -> None:
+        try:
+            start_thread(threading.Thread(target=self._serve, name="fmsdata-io-pool", daemon=True))
+            self._started += 1
+        except WorkerError:
+            if not self._started:  # else the others do it
+                raise
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
         with self._guard:

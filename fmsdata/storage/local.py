@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
+from fmsdata.core.limits import describe_os_error
 from fmsdata.errors import DataError
 from fmsdata.storage.clients.base import Entry, Listing
 
@@ -53,7 +54,7 @@ def _walk(
     try:
         entries = list(os.scandir(folder))
     except OSError as error:
-        raise DataError(f"{folder}: cannot be listed: {error.strerror}") from None
+        raise DataError(f"{folder}: cannot be listed: {describe_os_error(error)}") from None
     for entry in entries:
         if entry.name.startswith("."):
             continue

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import fsspec
 
+from fmsdata.core.limits import describe_os_error
 from fmsdata.errors import ConfigError, FmsdataError, MissingError, StorageError
 from fmsdata.storage.atomic import write_whole
 from fmsdata.storage.clients.base import Entry, Listing
@@ -307,7 +308,7 @@ class Location:
         except OSError as cause:
             if self._error is None:
                 raise
-            raise self._error(f"{self} can't be {verb}: {cause.strerror or cause}") from cause
+            raise self._error(f"{self} can't be {verb}: {describe_os_error(cause)}") from cause
 
     @property
     def connection(self) -> Connection:

@@ -7,6 +7,7 @@ is an error too, and not the end of the process.
 """
 
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fmsdata.core.keys import Ints, offsets
+from fmsdata.core.limits import describe_os_error
 from fmsdata.core.memory import MappedTokens, copy_bytes, copy_memory
 from fmsdata.errors import DataError
 
@@ -107,12 +109,14 @@ class MappedFile:
             status = os.stat(self._path)
         except OSError as error:
             raise self._cannot_read(error) from None
+        if not stat.S_ISREG(status.st_mode):  # to open a pipe, for example, may take forever
+            raise DataError(f"{self._name}: not a regular file; remove it or give it another name")
         return Version(status.st_size, status.st_mtime_ns, status.st_ino)
 
     def _cannot_read(self, error: OSError) -> DataError:
         if isinstance(error, FileNotFoundError):
             return DataError(f"{self._name}: the file is gone; it was there when the shards were listed")
-        return DataError(f"{self._name}: cannot be read: {error.strerror or error}")
+        return DataError(f"{self._name}: cannot be read: {describe_os_error(error)}")
 
 
 def _map(path: Path) -> pa.Buffer:

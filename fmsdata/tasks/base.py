@@ -4,9 +4,8 @@ from typing import Protocol
 
 import torch
 
+from fmsdata.core.options import IGNORED as IGNORED
 from fmsdata.tasks.batch import Batch
-
-IGNORED = -100  # the label of a token that is not predicted
 
 
 class Task(Protocol):

@@ -5,7 +5,8 @@ Tokens are copied here and only here.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,11 +14,13 @@ import numpy.typing as npt
 import torch
 
 from fmsdata.core.chunk import Chunk, Row, check_lengths, epochs, provenance
+from fmsdata.core.copying import copy_items
 from fmsdata.core.keys import Ints, Keys, mix_array, offsets
 from fmsdata.core.memory import Source
 from fmsdata.core.spans import BEGINS, BUFFER, DOCUMENT, LENGTH, PADDING, POSITION, TAIL, Span
 from fmsdata.core.tokens import Tokens
 from fmsdata.errors import ConfigError, StageError
+from fmsdata.tasks.buffers import buffers
 
 
 class DocumentSpans(NamedTuple):
@@ -70,7 +73,8 @@ class Batch:
         stored = np.append(np.flatnonzero(spans[:, DOCUMENT] >= 0), len(spans))
         first = stored[np.searchsorted(stored, lines.first[:-1])]
         first = np.where(first < lines.first[1:], first, lines.first[:-1])
-        keys = np.array([lines.buffers[buffer].key for buffer in spans[first, BUFFER].tolist()], np.uint64)
+        origins = zip(spans[first, BUFFER].tolist(), spans[first, DOCUMENT].tolist(), strict=True)
+        keys = np.array([lines.buffers[buffer].key(document) for buffer, document in origins], np.uint64)
         for column in (DOCUMENT, POSITION):
             keys = mix_array(keys ^ spans[first, column].astype(np.uint64))
         return keys
@@ -159,7 +163,9 @@ class Batch:
 
 def widen(tokens: npt.NDArray[Any]) -> torch.Tensor:
     """A copy of the tokens as an int64 tensor."""
-    return torch.from_numpy(tokens.astype(np.int64, order="C"))
+    copied = buffers().get(tokens.shape)
+    np.copyto(copied, tokens, casting="unsafe")
+    return torch.from_numpy(copied)
 
 
 def _document_ids(batch: Batch) -> torch.Tensor:
@@ -223,12 +229,29 @@ def check_outputs(names: Sequence[str]) -> None:
 
 def collect(rows: Sequence[Row], extra_tokens: int) -> Batch:
     """A batch of these lines."""
+    return collect_all([rows], extra_tokens)[0]
 
-    def lines() -> Chunk:
-        return Chunk.join([chunk.slice(row, row + 1) for chunk, row in rows])
 
-    length, dtype = shape_of(rows)
-    return Batch(gather(rows, np.empty((len(rows), length), dtype)), padding_of(rows), extra_tokens, lines)
+def collect_all(batches: Sequence[Sequence[Row]], extra_tokens: int) -> list[Batch]:
+    """A batch of each of these lists of lines. All lines are copied together, if that is possible."""
+    shapes = [shape_of(rows) for rows in batches]
+    length, dtype = shapes[0]
+    if any(shape != shapes[0] for shape in shapes):
+        sizes = zip(batches, shapes, strict=True)
+        copied = [gather(rows, np.empty((len(rows), length), dtype)) for rows, (length, dtype) in sizes]
+    else:
+        together = [row for rows in batches for row in rows]
+        tokens, stops = gather(together, np.empty((len(together), length), dtype)), accumulate(map(len, batches))
+        copied = [tokens[stop - len(rows) : stop] for rows, stop in zip(batches, stops, strict=True)]
+    return [
+        Batch(tokens, padding_of(rows), extra_tokens, partial(lines_of, rows))
+        for tokens, rows in zip(copied, batches, strict=True)
+    ]
+
+
+def lines_of(rows: Sequence[Row]) -> Chunk:
+    """These lines as one chunk."""
+    return Chunk.join([chunk.slice(row, row + 1) for chunk, row in rows])
 
 
 def shape_of(rows: Sequence[Row]) -> tuple[int, np.dtype[Any]]:
@@ -247,17 +270,18 @@ def shape_of(rows: Sequence[Row]) -> tuple[int, np.dtype[Any]]:
 def gather(rows: Sequence[Row], tokens: Tokens) -> Tokens:
     """The tokens of these lines, copied to an array (lines, line length)."""
     unchecked: set[Source] = set()
+    items = [(chunk.copies, row) for chunk, row in rows]
     try:
-        for line, (chunk, row) in enumerate(rows):
-            copies = chunk.copies
-            tokens[line] = copies.read(row, unchecked)
-            if row == copies.last:
-                copies.release()
+        if all(copies.stored_as == tokens.dtype for copies, _ in items):
+            copy_items(items, tokens, unchecked)
+        else:
+            for line, (copies, row) in enumerate(items):
+                tokens[line] = copies.read(row, unchecked)
         for source in unchecked:
             source.check()
     except BaseException:
-        for chunk, _ in rows:
-            chunk.copies.forget()
+        for copies, _ in items:
+            copies.forget()
         raise
     return tokens
 

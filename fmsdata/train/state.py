@@ -54,11 +54,13 @@ def build(
     tokens_seen: int,
     scheduler: Scheduler | None = None,
     extra: Mapping[str, Any] | None = None,
+    at: State | None = None,
 ) -> State:
     """This rank's train state, as plain data and tensors that share nothing with the run.
 
     `extra` takes whatever else the trainer needs after a resume. Values that could not be loaded
-    again are refused here.
+    again are refused here. `at` is an earlier state of a loader of rows, that of the last batch that
+    was trained, if batches are in flight: see `EpochSampler.state_dict`.
 
     >>> state = build(loader, step=500, tokens_seen=10**9)     # doctest: +SKIP
     """
@@ -73,7 +75,7 @@ def build(
         "tokens_seen": whole("tokens_seen", tokens_seen),
         "generators": generator_states(),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
-        "loader": loader.state_dict(),
+        "loader": loader.state_dict() if at is None else _state_at(loader, at),
         "extra": _checked_extra(extra),
     }
     return dict(parse(dump(state)))
@@ -203,6 +205,12 @@ def _read(files: Location, rank: int, world_size: int) -> State:
             f"{files}/{name} is truncated or damaged: {_line(cause)}; resume from another checkpoint"
         ) from cause
     return state
+
+
+def _state_at(loader: StatefulDataLoader, at: State) -> State:
+    if not isinstance(loader, RowLoader):
+        raise ConfigError("at is for a loader of rows; for a stream, call build before the next batch is requested")
+    return loader.state_dict(at=at)
 
 
 def _needed(loader: StatefulDataLoader, world_size: int) -> list[int]:

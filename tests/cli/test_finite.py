@@ -78,11 +78,18 @@ def test_audit_checks_law_7(run: Run, report: Run, config: Path) -> None:
     assert found["holds"], found
     assert found["pass_samples"] > 0
     assert any("Law 7, equal ends" in sentence for sentence in found["checked"])
-    assert "Laws 1 and 2 hold" in run("audit", config, "--samples", "30", "--world-sizes", "2")
+    text = run("audit", config, "--samples", "30", "--world-sizes", "2")
+    assert "Laws 1 and 2 hold" in text
+    assert "finite pass (`epochs`, `evaluation`), and was read as an endless stream for laws 1 and 2" in text
+    assert "finite" not in run("audit", config, "--samples", "30", "--world-sizes", "2", "epochs=null")
 
 
-def test_bench_reads_a_pass_as_an_endless_stream(report: Run, config: Path) -> None:
-    assert report("bench", config, "--batches", "300")["tokens_per_second"]["median"] > 0
+def test_bench_says_that_it_reads_a_pass_as_an_endless_stream(run: Run, report: Run, config: Path) -> None:
+    found = report("bench", config, "--batches", "300")
+    assert found["batches"] == 300, "more than the pass has"
+    assert found["finite_read_as_endless"]
+    assert "was read as an endless stream" in run("bench", config, "--batches", "3", "evaluation=true", "epochs=null")
+    assert "endless" not in run("bench", config, "--batches", "3", "epochs=null")
 
 
 def test_trace_of_a_step(report: Run, config: Path, shared_corpus: Path) -> None:

@@ -27,6 +27,10 @@ def test_text_is_prepared_verified_and_converted(tmp_path: Path) -> None:
     assert read_corpus(corpus, "w*") + read_corpus(corpus / "validation") == expected(files)
     again = run("prepare", tmp_path / "texts", corpus, *options, "--json")
     assert json.loads(again.stdout)["continued"] is True
+    found = run("prepare", tmp_path / "texts", corpus, *options).stdout
+    assert "note: an earlier run with the same files and options had finished: nothing was written\n" in found
+    assert f"\nfound {corpus}: " in found
+    assert "wrote" not in found
     other = run("prepare", tmp_path / "texts", corpus, *options[:-1], "4")
     assert other.returncode == 1
     assert other.stderr.startswith("error: ")

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shutil
 from itertools import islice
 from pathlib import Path
@@ -45,6 +46,33 @@ def plan_of(root: Path, **overrides: Any) -> dict[str, Any]:
     dotted = {name.replace("__", "."): value for name, value in overrides.items()}
     config = read_config({**CONFIG, "path": str(root)}, {"sources": None, "lanes": 2, **dotted})
     return outlook(config, build_data(config), None, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        ("b.ndjson", "rename .ndjson to .jsonl"),
+        ("b.JSONL", "rename .JSONL to .jsonl"),
+        ("b.jsonlines.gz", "rename .jsonlines.gz to .jsonl.gz"),
+        ("b.PARQUET.x", None),
+        ("meta/b.ndjson", None),
+    ],
+)
+def test_files_whose_endings_are_almost_those_of_shards_are_noted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, way_out: str | None
+) -> None:
+    lines = "".join(f'{{"text": "document {number}"}}\n' for number in range(9))
+    (tmp_path / "meta").mkdir()
+    (tmp_path / name).write_text(lines)
+    if way_out is not None:
+        with pytest.raises(fmsdata.DataError, match=f"no shards; .*{re.escape(way_out)}"):
+            fmsdata.ShardReader(tmp_path)
+    (tmp_path / "a.jsonl").write_text(lines)
+    with caplog.at_level(logging.WARNING, "fmsdata"):
+        reader = fmsdata.ShardReader(tmp_path)
+    assert reader.counts.shards == ("a.jsonl",)
+    expected = [] if way_out is None else [f"does not read 1 file, such as {name}, because of the ending; {way_out}"]
+    assert [message.partition(": ")[2] for message in caplog.messages] == expected
 
 
 def test_caches_of_other_programs_are_skipped_with_a_note(web: Path, caplog: pytest.LogCaptureFixture) -> None:

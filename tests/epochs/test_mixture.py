@@ -272,3 +272,40 @@ def test_a_row_that_comes_again_in_an_epoch_draws_other_numbers() -> None:
     drawn = [row["drawn"] for batch in loader for row in batch if "drawn" in row]
     assert len(drawn) > 20
     assert len(set(drawn)) == len(drawn)
+
+
+@given(st.integers(0, 9), st.integers(0, 6), st.lists(st.tuples(st.integers(0, 9), st.integers(-1, 6)), max_size=3))
+@settings(max_examples=60, deadline=None)
+def test_a_state_of_an_earlier_batch_keeps_weights_that_were_set_later(
+    at: int, behind: int, calls: list[tuple[int, int]]
+) -> None:
+    """As if the run had stopped at that batch, and the weights had been set then.
+
+    A call is made at some batch, and names a step so many later, or the next epoch (-1).
+    """
+    mix = mixture({"a": 20, "b": 9}, weights={"a": 1.0, "b": 1.0}, epoch_size=20)  # 5 global batches in an epoch
+
+    def run() -> Ranks:
+        return Ranks(mix, global_batch=4, world_size=1, seed=3)
+
+    def set_weights(ranks: Ranks, call: int, step: int) -> None:
+        for sampler in ranks.samplers:
+            later = {} if step < 0 else {"step": step}
+            sampler.set_weights({"a": 1.0, "b": 2.0 + call}, **later)
+
+    ranks, state, missed = run(), {}, []
+    for step in range(at + behind + 1):
+        if step == at:
+            (state,) = ranks.states()
+        for number, (when, later) in enumerate(calls):
+            if when == step:
+                set_weights(ranks, number, step + later if later >= 0 else -1)
+                missed += [(number, step + later if later >= 0 else -1)] if step >= at else []
+        ranks.step()
+    (kept,) = (sampler.state_dict(at=state) for sampler in ranks.samplers)
+    resumed, expected = run(), run()
+    for other, saved in ((resumed, kept), (expected, state)):
+        other.loaders[0].load_state_dict(saved)
+    for number, step in missed:
+        set_weights(expected, number, step)
+    assert [resumed.step() for _ in range(15)] == [expected.step() for _ in range(15)]

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fmsdata
 from fmsdata.corpus.shard_writer import Layout, write_shard
@@ -65,8 +67,11 @@ def read(shard: ArrowShard, first: int = 0, stop: int | None = None) -> Document
     stop = shard.documents if stop is None else stop
     if first == stop:
         return []
+    located = shard.locate(np.arange(first, stop)) if shard.plain else None
     block = shard.read(first, stop)
     assert len(block.array) == len(block.start) == len(block.length) == stop - first
+    if located is not None:
+        assert [array.tolist() for array in located] == [block.start.tolist(), block.length.tolist()]
     found = []
     for array, start, length in zip(block.array.tolist(), block.start.tolist(), block.length.tolist(), strict=True):
         assert 0 <= start <= start + length <= len(block.arrays[array])
@@ -132,6 +137,23 @@ def test_any_run_of_documents_is_read(layout: Layout, stream: bool, compression:
     for first in range(0, 30, 3):
         for stop in range(first + 1, 31, 2):
             assert read(shard, first, stop) == some[first:stop]
+
+
+@pytest.mark.parametrize("kept", [0, 60, 1 << 18])
+@pytest.mark.parametrize("make", [pa.list_, pa.large_list, None])
+@settings(deadline=None, max_examples=30)
+@given(numbers=st.sets(st.integers(0, 199), min_size=1), rows=st.integers(1, 250))
+def test_any_documents_are_located_together(make: Any, kept: int, numbers: set[int], rows: int) -> None:
+    """Whatever is kept of the list offsets, in record batches of any size, and with a document in each."""
+    some = some_documents(200)
+    data = ipc(token_batches(some, pa.uint16()) if make is None else list_batches(some, make(pa.uint16()), rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fmsdata.formats.arrow.shard.KEPT_BYTES", kept)
+        shard = opened(data)
+        located = shard.locate(np.array(sorted(numbers)))
+    assert located is not None
+    for number, start, length in zip(sorted(numbers), *map(np.ndarray.tolist, located), strict=True):
+        assert shard.whole[start : start + length].tolist() == some[number]
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)

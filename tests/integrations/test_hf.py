@@ -81,6 +81,7 @@ def test_rows_resume_within_an_epoch(results: dict[str, Result]) -> None:
     killed, resumed = (results[name].trained[0] for name in ("rows, killed", "rows"))
     results["rows, killed"].check_killed()
     (second,) = results["rows"].check().found
+    assert sorted(row for batch in results["rows"].evaluated[0] for row in batch) == list(range(8))
     assert killed[4] == resumed[0]
     assert sorted(row for batch in [*killed[:4], *resumed[:2]] for row in batch) == list(range(12))
     assert [row for batch in resumed[2:] for row in batch] == second

@@ -82,6 +82,19 @@ def test_a_state_that_accelerate_reads_past_is_refused(accelerated: list[Any], s
         assert re.search(f"is read by {wrapper}, ahead of the trainer", found[f"{way}, state ahead"])
 
 
+def test_versions_of_accelerate_that_resume_slices_elsewhere_are_refused(accelerated: list[Any], stream: Rows) -> None:
+    """Before 1.13, on several processes, its loader lowers the count of batches that it saves."""
+    world_size = len(accelerated)
+    for rank, found in enumerate(accelerated):
+        assert found["sliced by an old version, no state"] == of_rank(stream, rank, world_size)[:12]
+        message = found["sliced by an old version"]
+        if world_size == 1:
+            assert message == "no error"
+        else:
+            assert "Accelerate 1.12.0 with use_stateful_dataloader=True on 2 processes" in message
+            assert "pip install 'accelerate>=1.13'" in message
+
+
 def test_the_trainer_of_transformers_is_exact_or_refused(trained: list[Any], stream: Rows) -> None:
     world_size = len(trained)
     for rank, found in enumerate(trained):

@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import fmsdata
 from fmsdata.core.fork_gate import ForkGate
 from fmsdata.loader.fork_server import ForkServer
 from tests.helpers import documents, maker, worker_processes, write_source
+from tests.programs.launch import run
 from tests.servers.object_store import ObjectStore
 
 ROOT = Path(__file__).parents[2]
@@ -33,18 +33,6 @@ def large(tmp_path: Path) -> Path:
     for name in ("web", "wiki"):
         write_source(tmp_path / name, documents(rng, 2000, shortest=2))
     return tmp_path
-
-
-def run(script: Path | list[str], *arguments: str, timeout: float = 240, cwd: Path | None = None) -> str:
-    """The output of a Python program, which must end well and in time."""
-    command = [sys.executable, str(script)] if isinstance(script, Path) else [sys.executable, *script]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
-    done = subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=timeout, env=environment, cwd=cwd, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
@@ -60,6 +48,43 @@ def test_workers_start_beside_threads_that_never_stop(large: Path, object_store:
     )
     assert set(printed) == set(alone.split())
     assert len(printed) == (STARTS if method != "spawn" else 2)
+
+
+STARTING = """
+import faulthandler, threading
+from itertools import islice
+import fmsdata
+
+def build(**options):
+    lines = fmsdata.Shuffle(fmsdata.Pack(fmsdata.ShardReader("web"), seq_len=17), window=64)
+    return fmsdata.StatefulDataLoader(fmsdata.Rescalable(lines, lanes=12, seed=1), batch_size=3, **options)
+
+def read(loader):
+    rows = [batch["input_ids"].tolist() for batch in islice(iter(loader), 4)]
+    loader.close()
+    return rows
+
+def start_again_and_again():
+    while not stop.is_set():
+        read(build())
+
+faulthandler.dump_traceback_later(200, exit=True)
+stop = threading.Event()
+expected = read(build())
+threads = [threading.Thread(target=start_again_and_again) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for _ in range(6):
+    print(read(build(num_workers=2, multiprocessing_context="fork")) == expected)
+stop.set()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_forked_workers_start_beside_loaders_that_begin_all_the_time(large: Path) -> None:
+    """A loader that begins computes, under locks, what it later only looks up."""
+    assert run(["-c", STARTING], cwd=large).split() == ["True"] * 6
 
 
 def test_a_fork_waits_until_threads_of_the_package_are_quiet() -> None:
@@ -199,6 +224,25 @@ def test_all_loaders_of_a_process_share_a_fork_server_and_a_dead_one_is_replaced
     third.close()
 
 
+@pytest.mark.filterwarnings("ignore:the same line iterates over an endless loader again")
+@pytest.mark.parametrize("options", [{"loader__prefetch": 0}, {}, {"loader__num_workers": 1}], ids=str)
+def test_threads_that_share_a_loader_get_each_batch_once(corpus: Path, options: dict[str, Any]) -> None:
+    expected = [batch["input_ids"].tolist() for batch in islice(maker(corpus)(0, 1), 80)]
+    loader = maker(corpus, **options)(0, 1)
+    seen: list[Any] = []
+
+    def consume(batches: int) -> None:
+        seen.extend(next(loader)["input_ids"].tolist() for _ in range(batches // 2))
+        seen.extend(batch["input_ids"].tolist() for batch in islice(loader, batches // 2))
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(consume, batches) for batches in (10, 16, 24, 30)]:
+            done.result(60)
+    assert sorted(seen) == sorted(expected)
+    assert loader.state_dict()["step"] == 80
+    loader.close()
+
+
 def test_workers_see_the_environment_and_folder_of_the_moment_they_start(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,46 +280,6 @@ def test_forked_workers_of_torch_beside_a_reading_thread_do_not_hang(corpus: Pat
         stop.set()
         thread.join()
         beside.close()
-
-
-LIMITED = """
-import resource, os, sys
-import fmsdata
-lines = fmsdata.Pack(fmsdata.ShardReader("web"), seq_len=33)
-data = fmsdata.Rescalable(lines, lanes=16, seed=1)
-def loader(workers):
-    return fmsdata.StatefulDataLoader(data, batch_size=2, num_workers=workers, multiprocessing_context=sys.argv[1])
-first = loader(1)
-next(first)
-first.close()
-held = len(os.listdir("/proc/self/fd"))
-enough, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-for limit in range(held, held + 56, 3):
-    limited = loader(4)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    try:
-        for _ in range(3):
-            next(limited)
-        message = "fine"
-    except fmsdata.WorkerError as error:
-        message = str(error).replace(f"limit of {limit} on", "limit of N on")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
-    limited.close()
-    print(len(os.listdir("/proc/self/fd")) - held, message)
-"""
-NAMED = "Too many open files: the limit of N on open files of a process (ulimit -n) is reached; raise it, or use fewer"
-
-
-@pytest.mark.parametrize("method", ["forkserver", "fork"])
-def test_too_few_file_descriptors_are_an_error_that_names_the_limit(large: Path, method: str) -> None:
-    """Whichever descriptor it is that there is none for."""
-    outcomes = run(["-c", LIMITED], method, cwd=large).splitlines()
-    assert len(outcomes) == 19
-    assert {outcome.split()[0] for outcome in outcomes} == {"0"}, "nothing is left open"
-    failed = [outcome for outcome in outcomes if not outcome.endswith(" fine")]
-    assert all(NAMED in outcome for outcome in failed), "every error names the limit"
-    assert any("worker 0 of 4 could not be started" in outcome for outcome in failed)
-    assert outcomes[-1] == "0 fine"
 
 
 DAEMON = """

@@ -27,9 +27,8 @@ from tests.epochs.helpers import Ranks, Rows, joined, samples
 
 
 def loader(rows: Any, *, batch: int = 4, world_size: int = 1, rank: int = 0, **options: Any) -> Any:
-    of_sampler = {
-        name: options.pop(name) for name in ("seed", "shuffle", "drop_last", "global_batch") if name in options
-    }
+    names = ("seed", "shuffle", "drop_last", "global_batch", "fingerprint")
+    of_sampler = {name: options.pop(name) for name in names if name in options}
     of_sampler = {"global_batch": batch * world_size, **of_sampler}
     sampler = fmsdata.EpochSampler(rows, rank=rank, world_size=world_size, **of_sampler)
     return fmsdata.StatefulDataLoader(rows, sampler=sampler, batch_size=batch, **options)
@@ -419,6 +418,11 @@ def test_batches_in_flight_keep_a_small_state_each(steps: int, behind: int) -> N
         ({"steps": 3}, "steps is for a loader of a stream"),
         ({"checkpoint": 3}, r"save loader.state_dict\(\)"),
         ({"outputs": ["epochs"]}, "outputs is for a loader of a stream"),
+        ({"worker_init_fn": print}, "what a row draws depends on seed, epoch and row alone"),
+        ({"timeout": 3}, "use stall_timeout"),
+        ({"batch_sampler": 3}, "global_batch to the EpochSampler"),
+        ({"prefetch": 3}, "use prefetch_factor"),
+        ({"num_worker": 3}, "has no parameter 'num_worker'; did you mean 'num_workers'"),
     ],
 )
 def test_wrong_arguments_say_the_way_out(options: dict[str, Any], message: str) -> None:
@@ -426,18 +430,46 @@ def test_wrong_arguments_say_the_way_out(options: dict[str, Any], message: str) 
         loader(Rows(24), **options)
 
 
+@pytest.mark.parametrize("key", ["the key", 3])
+def test_a_missing_key_is_the_same_error_from_a_worker(key: object) -> None:
+    shown = []
+    for workers in (0, 1):
+        with pytest.raises(KeyError) as caught:
+            next(loader(MissingKey(key), num_workers=workers, fingerprint=False))
+        shown.append(str(caught.value))
+    assert shown == [repr(key), repr(key)]
+
+
+class MissingKey:
+    """Rows that ask for a key that nothing has."""
+
+    def __init__(self, key: object) -> None:
+        self._key = key
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, row: int) -> Any:
+        found: dict[object, Any] = {}
+        return found[self._key]
+
+
 def test_what_does_not_belong_together_is_refused() -> None:
     data = Rows(20)
     sampler = fmsdata.EpochSampler(data, global_batch=4, rank=0, world_size=1)
     with pytest.raises(ConfigError, match="give it to the EpochSampler"):
         fmsdata.StatefulDataLoader(data, sampler=sampler, batch_size=4, rank=0, world_size=1)
+    with pytest.raises(ConfigError, match="give shuffle to the EpochSampler"):
+        fmsdata.StatefulDataLoader(data, sampler=sampler, batch_size=4, shuffle=True)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"^batch_size is missing: .* such as batch_size=4"):
+        fmsdata.StatefulDataLoader(data, sampler=sampler)
     with pytest.raises(ConfigError, match="drop_last is False, but it is True in the sampler"):
         fmsdata.StatefulDataLoader(data, sampler=sampler, batch_size=4, drop_last=False)
     with pytest.raises(ConfigError, match="reads 19 rows, but its sampler was made for 20"):
         fmsdata.StatefulDataLoader(Rows(19), sampler=sampler, batch_size=4)
     with pytest.raises(ConfigError, match="it must be an EpochSampler"):
         fmsdata.StatefulDataLoader(data, sampler=[1, 2], batch_size=4)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"or rows with sampler=EpochSampler\(rows, ...\)"):
+    with pytest.raises(ConfigError, match=r"or rows with sampler=EpochSampler\(rows, ...\), not a Rows alone"):
         fmsdata.StatefulDataLoader(data, batch_size=4)
     made = fmsdata.StatefulDataLoader(data, sampler=sampler, batch_size=4, drop_last=True)
     for call in (made.save, made.load, made.stats):
@@ -456,6 +488,19 @@ def test_train_state_holds_a_loader_of_rows() -> None:
     other = loader(Rows(20))
     assert fmsdata.train_state.restore(state, other).step == 1
     assert ids(next(other)) == ids(next(rows))
+
+
+def test_a_train_state_can_be_that_of_the_last_trained_batch() -> None:
+    rows = loader(Rows(20))
+    next(rows)
+    trained = rows.state_dict()
+    in_flight = next(rows)
+    rows.sampler.exclude([3])
+    state = fmsdata.train_state.build(rows, step=1, tokens_seen=9, at=trained)
+    other = loader(Rows(20))
+    fmsdata.train_state.restore(state, other)
+    assert ids(next(other)) == ids(in_flight)
+    assert other.sampler.excluded == [3]
 
 
 def test_train_states_of_ranks_are_saved_and_loaded_at_another_world_size(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,54 @@ def test_a_stopped_worker_is_named_and_continues_where_it_was(corpus: Path) -> N
     with pytest.warns(fmsdata.FmsdataWarning, match=rf"process {victim}: worker 1 of 2.*kill -CONT {victim}"):
         seen += [next(batches)["input_ids"].tolist() for _ in range(399)]
     assert seen == expected
+    loader.close()
+
+
+BLOCK = """
+import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, signal.SIG_IGN)  # somebody opens the file, and waits
+file = os.open(sys.argv[1], os.O_RDWR)
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("blocked", flush=True)
+input()
+"""
+
+
+@contextmanager
+def blocked(file: Path) -> Iterator[Callable[[], object]]:
+    """A file that can't be opened, like one on a server that does not answer; and a function that ends that."""
+    command = [sys.executable, "-c", BLOCK, str(file)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as lease:
+        assert lease.stdout is not None
+        assert lease.stdout.readline() == b"blocked\n"
+        try:
+            yield lease.kill
+        finally:
+            lease.kill()
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 1}, {"num_workers": 0}], ids=str)
+def test_a_file_that_can_not_be_opened_is_named_and_read_when_it_can(tmp_path: Path, options: dict[str, Any]) -> None:
+    with closing(loader_of(tmp_path, lambda item: item, **options)) as warm:
+        expected = [next(warm)["input_ids"].tolist() for _ in range(3)]
+    loader = loader_of(tmp_path, lambda item: item, stall_warning=1, **options)
+    with blocked(tmp_path / "web" / "part-0.arrow") as release, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+
+        def release_when_named() -> None:
+            end = time.monotonic() + 60
+            while time.monotonic() < end and not any("in _map" in str(warning.message) for warning in warned):
+                time.sleep(0.1)
+            release()
+
+        thread = threading.Thread(target=release_when_named)
+        thread.start()
+        assert [next(loader)["input_ids"].tolist() for _ in range(3)] == expected
+        thread.join()
+    message = next(str(warning.message) for warning in warned if "in _map" in str(warning.message))
+    assert "no batch came for" in message
+    assert "reading source 'web', part-0.arrow, documents" in message
+    assert ("worker 0 of 1" in message) == (options == {"num_workers": 1})
     loader.close()
 
 

@@ -148,6 +148,18 @@ def test_a_state_is_of_the_batch_that_was_handed_out_not_of_what_was_read_ahead(
         loader.close()
 
 
+def test_four_workers_start_in_less_than_two_seconds_once_the_fork_server_has_imported(corpus: Path) -> None:
+    contents(maker(corpus, loader__num_workers=1)(0, 1), 1)
+
+    def start() -> float:
+        loader = maker(corpus, lanes=12, loader__num_workers=4)(0, 1)
+        began = time.monotonic()
+        contents(loader, 1)
+        return time.monotonic() - began
+
+    assert min(start() for _ in range(4)) < 2  # 0.2 s on an idle machine, and this one may be busy
+
+
 def test_fewer_lanes_than_workers_says_so_and_works(corpus: Path) -> None:
     with pytest.warns(
         fmsdata.FmsdataWarning, match="num_workers is 3, but rank 0 of 2 has 2 of the 4 lanes: it uses 2"

@@ -203,3 +203,46 @@ def test_the_place_of_a_block_is_where_its_lane_reads_it(blocks: int, lanes: int
         for block in {0, blocks // 2, blocks - 1}:
             lane, place = place_of(block, epoch, blocks=blocks, lanes=lanes, seed=5, source="web")
             assert at(orders[lane], place) == (epoch, block)
+
+
+@settings(deadline=None)
+@given(shards=SHARDS, lanes=st.integers(1, 300), block_tokens=st.integers(1, 10**6))
+def test_blocks_are_located_together_as_they_are_one_by_one(
+    shards: list[tuple[int, int]], lanes: int, block_tokens: int
+) -> None:
+    plan = cut_blocks(
+        make_counts([documents for documents, _ in shards], [mean for _, mean in shards]), lanes, block_tokens
+    )
+    assert plan.addresses(np.arange(plan.blocks)).tolist() == [list(address) for address in all_blocks(plan)]
+
+
+@settings(deadline=None)
+@given(blocks=st.integers(1, 20_000), lanes=st.integers(1, 400), start=st.integers(0, 500), data=st.data())
+def test_blocks_are_planned_together_as_they_are_one_by_one(
+    blocks: int, lanes: int, start: int, data: st.DataObject
+) -> None:
+    """Whether a process reads few lanes or many, and from any place on."""
+    lane = data.draw(st.integers(0, lanes - 1))
+    expected = []
+    for place in range(start, start + 100):
+        alone = order_over(blocks, lane=lane, lanes=lanes, seed=3, source="web")
+        expected.append(at(alone, place))
+    for dense in (False, True):
+        plan = BlockPlan([blocks], [0, blocks], [1.0])
+        order = LaneOrder(plan, lane=lane, lanes=lanes, seed=3, source="web", dense=dense)
+        found: list[tuple[int, int]] = []
+        while len(found) < 100:
+            planned = order.blocks(start + len(found))
+            assert planned is not None
+            assert planned.addresses[:, 1].tolist() == planned.numbers.tolist()
+            found += [(planned.epoch, number) for number in planned.numbers.tolist()]
+        assert found[:100] == expected
+
+
+def test_the_last_place_of_a_lane_ends_the_blocks_that_are_planned_together() -> None:
+    plan = BlockPlan([100], [0, 100], [1.0])
+    order = LaneOrder(plan, lane=1, lanes=4, seed=3, source="web", epochs=0.5, dense=True)
+    planned = order.blocks(0)
+    assert planned is not None
+    assert len(planned) == order.places == 13
+    assert order.blocks(13) is None

@@ -10,6 +10,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import accelerate
 import torch
@@ -65,6 +66,10 @@ def accelerated(config: str, folder: Path) -> Any:
         found[f"{name}, state ahead"] = error(data_ahead.state_dict)
         resuming = partial(resumed, accelerator, whole, found, f"{name}, stateful", options)
         found[f"{name}, stateful, error"] = error(resuming)
+    with mock.patch("importlib.metadata.version", return_value="1.12.0"):
+        loader = prepared(accelerator, whole(), use_stateful_dataloader=True, **ways["sliced"])
+        found["sliced by an old version"] = error(partial(read, loader))
+        found["sliced by an old version, no state"] = read(prepared(accelerator, whole(), **ways["sliced"]))
     found["one rank"] = one_rank
     return found
 

@@ -37,7 +37,7 @@ def refuse(root: Path, state: dict[str, Any], words: str, **overrides: Any) -> N
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("skip", 9, "'skip' is 9 of"),
+        ("skip", 200, "'skip' is 200 of"),
         ("skip", 1 << 50, "'skip' is"),
         ("lines", 1 << 61, "'lines' is .* more than there can be"),
         ("lines", True, "'lines' is True, expected a count"),
@@ -46,7 +46,7 @@ def refuse(root: Path, state: dict[str, Any], words: str, **overrides: Any) -> N
     ],
 )
 def test_a_position_that_no_lane_can_have_is_refused_at_once(corpus: Path, name: str, value: Any, words: str) -> None:
-    """Also where finding it would take forever: a lane skips less than a window."""
+    """Also where finding it would take forever: a lane skips less than it plans at once."""
     state = saved(corpus, 30)
     state["lanes"]["1"] |= {"lines": max(state["lanes"]["1"]["lines"], 1 << 55)} if name == "skip" else {}
     state["lanes"]["1"][name] = value

@@ -13,6 +13,8 @@ import fmsdata
 from fmsdata.cli.app import main
 from fmsdata.config.build import build_data
 from fmsdata.config.read import read_config
+from fmsdata.core.chunk import Chunk
+from fmsdata.core.iterator import StageIterator
 from fmsdata.errors import ConfigError
 from fmsdata.run.trace import Trace
 from tests.helpers import CONFIG, documents, write_source
@@ -287,3 +289,70 @@ def test_a_run_is_traced_with_the_windows_that_it_had(
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code, capsys.readouterr().err
+
+
+class Fails(fmsdata.Stage):
+    """Lines that can't be read from a number on, without a transform: they are only planned."""
+
+    def __init__(self, below: fmsdata.Stage, at: int) -> None:
+        super().__init__(below)
+        self.at = at
+
+    def only_plans(self) -> bool:
+        return True
+
+    def open(self, lane: Any, state: Any = None) -> Any:
+        return FailsIterator(self.below.open(lane, None if state is None else state["below"]), self.at, state)
+
+
+class FailsIterator(StageIterator):
+    def __init__(self, below: StageIterator, at: int, state: Any) -> None:
+        self._below, self._at, self._done, self._read = below, at, 0 if state is None else state["done"], 0
+
+    def read(self) -> Chunk:
+        self._done += self._read
+        chunk = self._below.read()
+        self._read = len(chunk)
+        if self._done + self._read > self._at:
+            raise fmsdata.DataError("a damaged shard")
+        return chunk
+
+    def state(self, taken: int) -> Any:
+        return {"done": self._done + taken, "below": self._below.state(taken)}
+
+
+def test_an_error_in_the_next_window_comes_after_all_lines_of_this_one(corpus: Path) -> None:
+    """Though the next window is planned while this one is taken."""
+    lines = Fails(fmsdata.Pack(fmsdata.ShardReader(corpus / "web"), seq_len=5), 700)
+    data = fmsdata.Rescalable(fmsdata.Shuffle(lines, window=200), lanes=1, seed=1)
+    loader = fmsdata.StatefulDataLoader(data, batch_size=1, rank=0, world_size=1)
+    handed_out = 0
+    with pytest.raises(fmsdata.DataError, match="a damaged shard"):
+        for _ in loader:
+            handed_out += 1
+    assert handed_out
+    assert handed_out % 200 == 0
+    assert loader.state_dict()["step"] == handed_out
+    loader.close()
+
+
+@pytest.mark.parametrize("window", [1, 9, 127, 128, 129, 300])
+def test_windows_of_any_size_are_the_same_from_every_state(corpus: Path, window: int) -> None:
+    """Small windows are planned together and large ones in parts, from wherever a run resumes."""
+    lines = fmsdata.Pack(fmsdata.ShardReader(corpus / "web"), seq_len=5)
+    stage = fmsdata.Shuffle(lines, window=window)
+    expected = [item.tokens.tolist() for item in islice(stage, 1000)]
+    windows = [sorted(expected[at : at + window]) for at in range(0, 1000 - window, window)]
+    in_order = [item.tokens.tolist() for item in islice(lines, 1000)]
+    assert windows == [sorted(in_order[at : at + window]) for at in range(0, 1000 - window, window)]
+    data = fmsdata.Rescalable(stage, lanes=1, seed=0)
+    loader = fmsdata.StatefulDataLoader(data, batch_size=1, rank=0, world_size=1, prefetch=0)
+    for step in (1, 63, 64, 65, 127, 129, 200, 255, 257, 400, 513):
+        while loader.state_dict()["step"] < step:
+            next(loader)
+        resumed = fmsdata.StatefulDataLoader(data, batch_size=1, rank=0, world_size=1, prefetch=0)
+        resumed.load_state_dict(loader.state_dict())
+        for at in range(step, step + 300, 7):
+            while resumed.state_dict()["step"] < at:
+                next(resumed)
+            assert next(resumed)["input_ids"][0].tolist() == expected[at][:-1]

@@ -1,6 +1,7 @@
 """Each stage by itself: what goes in, what comes out."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ class _GivenIterator(StageIterator):
         spans[:, DOCUMENT] = numbers
         spans[:, BEGINS] = 1
         buffers = [
-            Buffer(np.array(self._some[n], np.uint16), self._source, "only", epoch, key=epoch)
+            Buffer(np.array(self._some[n], np.uint16), self._source, "only", epoch, keys=partial(max, epoch))
             for n, epoch in zip(numbers, epochs, strict=True)
         ]
         return Chunk(buffers, spans, np.arange(self._size + 1))

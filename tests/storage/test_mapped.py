@@ -143,6 +143,14 @@ def test_a_shard_that_changes_between_batches_is_an_error(
             assert 10 <= int(next(batches)["input_ids"].min()) <= int(next(batches)["input_ids"].max()) < 60
 
 
+def test_a_link_to_a_pipe_is_an_error_and_not_waited_for(tmp_path: Path) -> None:
+    write_source(tmp_path / "web", documents(np.random.default_rng(1), 9), shards=1)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "web" / "part-1.arrow").symlink_to(tmp_path / "pipe")
+    with pytest.raises(DataError, match=r"part-1\.arrow: not a regular file; remove it"):
+        fmsdata.ShardReader(tmp_path / "web")
+
+
 def test_a_file_that_changed_while_it_was_not_mapped_is_an_error(tmp_path: Path) -> None:
     shard = write_corpus(tmp_path, "list") / "web" / "part-0.arrow"
     files = MappedFiles()

@@ -159,6 +159,12 @@ def test_a_rank_reads_only_the_files_that_it_needs(
         assert sorted(read) == sorted(f"train-{rank}-of-12.pt" for rank in needed)
 
 
+def test_an_earlier_position_is_for_rows(make: MakeLoader) -> None:
+    loader = make(0, 1)
+    with pytest.raises(fmsdata.ConfigError, match="at is for a loader of rows"):
+        train_state.build(loader, step=1, tokens_seen=1, at=loader.state_dict())
+
+
 def test_the_loader_cannot_be_forgotten(make: MakeLoader) -> None:
     with pytest.raises(TypeError):
         train_state.build(step=1, tokens_seen=1)  # type: ignore[call-arg]

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from fmsdata.core.limits import describe_os_error
 from fmsdata.corpus.listing import is_leftover
 from fmsdata.corpus.prepare.settings import InputFile, Settings, Unit
 from fmsdata.corpus.scan import most_parts
@@ -53,7 +54,7 @@ def _entries(folder: Location, names: Sequence[str] | None = None) -> list[Entry
         try:
             entries.append(file_entry(folder.local, name))
         except OSError as error:
-            raise DataError(f"{folder / name}: cannot be read: {error.strerror}") from None
+            raise DataError(f"{folder / name}: cannot be read: {describe_os_error(error)}") from None
     return entries
 
 

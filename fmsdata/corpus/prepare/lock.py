@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from fmsdata.core.fork_gate import ForkGate
+from fmsdata.core.limits import start_thread
 from fmsdata.corpus.listing import UNFINISHED
 from fmsdata.corpus.prepare.work_folder import read_if_there
 from fmsdata.errors import ConfigError, DataError
@@ -75,7 +76,7 @@ class _Heart:
         found = self._read()
         if found is None or found[0] != self._token:
             raise _refusal(self._output)
-        self._thread.start()
+        start_thread(self._thread)
 
     def __exit__(self, *_: object) -> None:
         self._ending.set()

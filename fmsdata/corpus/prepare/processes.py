@@ -17,6 +17,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
+from fmsdata.core.limits import start_thread
 from fmsdata.corpus.prepare.tasks import Job, Result, Task, doing, run_task
 from fmsdata.corpus.tokenizer_threads import THREADS
 from fmsdata.errors import FmsdataError, WorkerError
@@ -127,7 +128,7 @@ class _Worker:
 def serve(pipe_number: int, parent: int) -> None:
     """The worker process: runs tasks until its parent closes the pipe or ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    start_thread(threading.Thread(target=_end_with, args=(parent,), name="fmsdata-watch-parent", daemon=True))
     THREADS.share(os.cpu_count() or 1)  # one core for each worker
     pipe: Connection[Any, Any] = Connection(pipe_number)
     with suppress(EOFError, OSError):

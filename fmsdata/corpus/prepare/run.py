@@ -56,6 +56,9 @@ class PreparedSource:
     validation_tokens: int = 0
 
 
+NOTHING_WRITTEN = "an earlier run with the same files and options had finished: nothing was written"
+
+
 @dataclass
 class Prepared:
     """What `prepare_corpus` wrote."""
@@ -149,7 +152,7 @@ def _finished(target: Location, settings: Settings) -> Prepared | None:
     summary = json.loads(data)["summary"]
     summary["sources"] = [PreparedSource(**found) for found in summary["sources"]]
     WorkFolder(target).remove()
-    return Prepared(**summary | {"output": str(target), "continued": True})
+    return Prepared(**summary | {"output": str(target), "continued": True, "notes": [NOTHING_WRITTEN]})
 
 
 class _Run:

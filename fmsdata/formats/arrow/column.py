@@ -103,6 +103,13 @@ class TokenColumn:
             raise Truncated("list offsets point outside the values")
         return ends[:-1] + place // width, ends[1:] - ends[:-1]
 
+    def between(self, start: Ints, stop: Ints, place: int, size: int) -> tuple[Ints, Ints]:
+        """The same for rows that are not neighbours, from the list offsets before and behind each."""
+        width = self.dtype.itemsize
+        if np.count_nonzero(stop < start) or start.min() < 0 or stop.max() > size // width or place % ALIGNMENT:
+            raise Truncated("list offsets point outside the values")
+        return start + place // width, stop - start
+
     def null_tokens(self) -> DataError:
         return DataError(f"{self.name}: the token column holds nulls; every token must be a number")
 

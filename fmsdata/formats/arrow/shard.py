@@ -10,9 +10,11 @@ pyarrow.
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from fmsdata.core.blocks import Block
@@ -26,6 +28,7 @@ from fmsdata.formats.base import Decoded, InMemory, Keep, ShardBytes, keep_nothi
 from fmsdata.formats.damage import Guarded, Truncated
 
 KEPT_BYTES = 1 << 18  # of list offsets, for each shard
+ROW_BYTES = 12  # of a table of all documents, for each of them
 
 
 class Batches:
@@ -47,6 +50,7 @@ class Batches:
         self.keep: Keep = keep_nothing
         self._kept: dict[int, Ints] = {}  # list offsets, by the place of their table
         self._room = KEPT_BYTES
+        self._table: tuple[Ints, npt.NDArray[np.signedinteger[Any]]] | None = None  # of all documents: start, length
         self.whole = data.tokens(column.dtype)
         self._first_row: Sequence[int] = range(len(messages) + 1)
         self.known_tokens: int | None = None if len(messages) else 0
@@ -60,7 +64,7 @@ class Batches:
             column.require(self._shape)
             if not column.listed:
                 return
-            nodes, buffers = self._read_metadata(0, len(messages))
+            nodes, buffers = self._read_metadata(slice(None))
             self._first_row = column.first_rows(column.rows_of(nodes)).tolist()
             plain = column.are_plain(nodes, self._shape)
             tokens = column.row_tokens(nodes, buffers, plain)
@@ -82,7 +86,7 @@ class Batches:
         """The documents `first` to `stop - 1`, of which there must be at least one."""
         if not self._column.listed:
             with Guarded(self._column.name):
-                nodes, buffers = self._read_metadata(first, stop)
+                nodes, buffers = self._read_metadata(slice(first, stop))
                 if self._column.are_plain(nodes, self._shape).all():
                     start, length = self._column.documents(nodes, buffers)
                     return Block([self.whole], np.zeros(len(start), np.int64), start, length)
@@ -93,8 +97,68 @@ class Batches:
                 return self._plain_lists(begin, end, first, stop)
         return self._decoded(begin, end, first, stop)
 
-    def _read_metadata(self, begin: int, end: int) -> tuple[Ints, Ints]:
-        messages = self._messages[begin:end]
+    def locate(self, documents: Ints) -> tuple[Ints, Ints] | None:
+        """Where these documents start in `whole`, and their lengths. Their numbers must rise.
+
+        None if one of them has to be decoded.
+        """
+        with Guarded(self._column.name):
+            if not self._column.listed:
+                nodes, buffers = self._read_metadata(documents)
+                plain = self._column.are_plain(nodes, self._shape).all()
+                return self._column.documents(nodes, buffers) if plain else None
+            if not self.plain:
+                return None
+            if self._table is None and self.documents * ROW_BYTES <= KEPT_BYTES:
+                start, length = self._locate_lists(np.arange(self.documents))
+                narrow = np.int32 if length.max() < 1 << 31 else np.int64
+                self._table = start, length.astype(narrow)
+            if self._table is None:
+                return self._locate_lists(documents)
+            return self._table[0].take(documents), self._table[1].take(documents).astype(np.int64)
+
+    def _locate_lists(self, documents: Ints) -> tuple[Ints, Ints]:
+        """The same for documents that are rows of lists."""
+        begin = bisect_right(self._first_row, documents[0]) - 1
+        end = bisect_right(self._first_row, documents[-1])
+        cuts = np.searchsorted(documents, self._first_row[begin : end + 1]).tolist()
+        parts = [
+            self._locate_rows(batch, documents[low:high])
+            for batch, (low, high) in enumerate(pairwise(cuts), begin)
+            if low < high
+        ]
+        start, length = zip(*parts, strict=True)
+        return np.concatenate(start), np.concatenate(length)
+
+    def _locate_rows(self, batch: int, documents: Ints) -> tuple[Ints, Ints]:
+        """The same for documents of a record batch of lists."""
+        column, low, high = self._column, self._first_row[batch], self._first_row[batch + 1]
+        rows = documents - low
+        if column.fixed_size is not None:
+            start = rows * column.fixed_size
+            return column.between(start, start + column.fixed_size, *self._buffers[batch][column.values])
+        table, size = self._buffers[batch][column.table]
+        column.require_table(table, size, high - low)
+        kept = self._kept_offsets(table, high - low)
+        if kept is None:
+            start, stop = self._collect_offsets(table, rows)
+        else:
+            start, stop = kept.take(rows).astype(np.int64), kept.take(rows + 1).astype(np.int64)
+        return column.between(start, stop, *self._buffers[batch][column.values])
+
+    def _collect_offsets(self, table: int, rows: Ints) -> tuple[Ints, Ints]:
+        """The list offsets of rows in a table that is too large to be kept."""
+        width = self._column.ends.itemsize
+        runs = np.flatnonzero(np.append(True, rows[1:] != rows[:-1] + 1))  # of neighbours
+        counts = np.diff(runs, append=len(rows))
+        ranges = np.stack([table + rows[runs] * width, (counts + 1) * width], axis=1)
+        data, places = self._data.collect(ranges)
+        ends = np.frombuffer(data, self._column.ends, len(data) // width)
+        index = np.arange(len(rows)) + np.repeat(places // width - runs, counts)
+        return ends.take(index).astype(np.int64), ends.take(index + 1).astype(np.int64)
+
+    def _read_metadata(self, which: slice | Ints) -> tuple[Ints, Ints]:
+        messages = self._messages[which]
         heads, here = self._heads(messages)
         moved = messages[:, :1] - here[:, :1]
         try:
@@ -102,8 +166,8 @@ class Batches:
         except Truncated:
             if len(messages) == 1 or not moved.any():
                 raise
-            for batch in range(begin, end):  # the error names the byte in the file
-                self._read_metadata(batch, batch + 1)
+            for batch in np.arange(len(self._messages))[which].tolist():  # the error names the byte in the file
+                self._read_metadata(slice(batch, batch + 1))
             raise
         buffers[:, :, 0] += moved
         return nodes, buffers
@@ -137,16 +201,20 @@ class Batches:
 
     def _list_offsets(self, table: int, rows: int, row: int, count: int) -> Ints:
         """The list offsets of some rows. Small tables are read once: blocks are often smaller than a copy costs."""
-        kept = self._kept.get(table)
-        width = self._column.ends.itemsize
+        kept = self._kept_offsets(table, rows)
         if kept is None:
-            size = (rows + 1) * width
-            if size > self._room:
-                data = self._data.read(table + row * width, table + (row + count + 1) * width)
-                return np.frombuffer(data, self._column.ends).astype(np.int64)
+            width = self._column.ends.itemsize
+            data = self._data.read(table + row * width, table + (row + count + 1) * width)
+            return np.frombuffer(data, self._column.ends).astype(np.int64)
+        return kept[row : row + count + 1].astype(np.int64)
+
+    def _kept_offsets(self, table: int, rows: int) -> Ints | None:
+        """All list offsets of a record batch; None if there are too many to keep them."""
+        kept, size = self._kept.get(table), (rows + 1) * self._column.ends.itemsize
+        if kept is None and size <= self._room:
             self._room -= size
             self._kept[table] = kept = np.frombuffer(self._data.read(table, table + size), self._column.ends)
-        return kept[row : row + count + 1].astype(np.int64)
+        return kept
 
     def _decoded(self, begin: int, end: int, first: int, stop: int) -> Block[Any]:
         """Documents of record batches that pyarrow has to decode: a copy, which does not keep the others in memory."""

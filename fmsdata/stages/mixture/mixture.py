@@ -64,6 +64,9 @@ class Mixture(Stage):
         past = bisect_right(self.all_phases[:-1], tokens * lanes, key=lambda phase: phase.until_tokens or 0)
         return self.all_phases[past]
 
+    def only_plans(self) -> bool:
+        return all(stage.only_plans() for stage in self.sources.values())
+
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
         return MixtureIterator(self, lane, state)
 

@@ -111,6 +111,9 @@ class Pack(Stage):
         # A value without effect is left out of the description, so a run may add or drop it.
         self.pad = None if MODES[mode].fills_lines or crop else padding
 
+    def only_plans(self) -> bool:
+        return self.below.only_plans()
+
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
         return MODES[self.mode].open(self, lane, state)
 

@@ -1,0 +1,50 @@
+"""Memory for the tensors of batches, which is used again when nothing refers to them any more.
+
+The system gives new memory page by page, which takes longer than to fill it. So some arrays are
+kept, and one that no tensor uses is filled again. A tensor, a view of it, or anything made of it
+without a copy keeps a reference to its array: what a trainer still holds is never overwritten.
+"""
+
+import sys
+import threading
+
+import numpy as np
+
+from fmsdata.core.keys import Ints
+
+KEPT = 32  # arrays of a shape, for each thread that makes batches
+KEPT_BYTES = 1 << 26  # of all arrays of a shape
+FREE = 3  # references to an array that is in no tensor: of the list, a variable and an argument
+
+
+class Buffers:
+    """The arrays of a thread."""
+
+    def __init__(self) -> None:
+        self._shape: tuple[int, ...] = ()
+        self._arrays: list[Ints] = []
+
+    def get(self, shape: tuple[int, ...]) -> Ints:
+        """An array of this shape with any content."""
+        if shape != self._shape:  # the shape of the batches has changed: the others are not needed any more
+            self._shape, self._arrays = shape, []
+        for array in self._arrays:
+            if sys.getrefcount(array) == FREE:
+                return array
+        array = np.empty(shape, np.int64)
+        if len(self._arrays) < KEPT and (len(self._arrays) + 1) * array.nbytes <= KEPT_BYTES:
+            self._arrays.append(array)
+        return array
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.buffers = Buffers()
+
+
+_OF_THREAD = _OfThread()
+
+
+def buffers() -> Buffers:
+    """The arrays of this thread. They end with it."""
+    return _OF_THREAD.buffers
