@@ -31,6 +31,7 @@ from fmsdata.loader.pass_end import PassEnd, checked_evaluation, mark_padding
 from fmsdata.loader.patience import StallLimits
 from fmsdata.loader.read_ahead import OnDemand, ReadAhead
 from fmsdata.loader.saving import Saving
+from fmsdata.loader.trainers import NotHere, advice, check_caller, check_trainer, warn_of_accelerate, warn_of_deepspeed
 from fmsdata.loader.turns import Turns
 from fmsdata.loader.worker_batches import WorkerBatchSource
 from fmsdata.loader.worker_pool import DEFAULT_METHOD
@@ -82,6 +83,12 @@ class StatefulDataLoader:
     >>> sampler = EpochSampler(rows, global_batch=64, rank=0, world_size=8)              # doctest: +SKIP
     >>> loader = StatefulDataLoader(rows, sampler=sampler, batch_size=8, num_workers=2)  # doctest: +SKIP
     """
+
+    dataset: Any = NotHere()
+    sampler: Any = NotHere()
+    batch_sampler: Any = NotHere()
+    evaluation: bool = False
+    keeper: str | None = None  # the trainer whose checkpoints hold the state
 
     def __new__(cls, *_: Any, sampler: EpochSampler | None = None, **__: Any) -> "StatefulDataLoader":
         if cls is StatefulDataLoader and sampler is not None:
@@ -198,6 +205,9 @@ class StatefulDataLoader:
             refuse_endless_evaluation()
         if self.evaluation:
             self._from_the_top()
+        else:
+            check_trainer(self._positions.step, self.task)
+            check_caller(inspect.currentframe())
         self._ends.begin(self._positions.step, inspect.currentframe() if self._pass is None else None)
         return self._batches(self._iteration)
 
@@ -246,6 +256,7 @@ class StatefulDataLoader:
         if self.steps is None:
             raise TypeError(
                 "the stream has no end, so a loader has no length; give it one with steps= or epochs=, or count steps"
+                + advice()
             )
         return self.steps
 
@@ -299,6 +310,8 @@ class StatefulDataLoader:
             with self._meter:
                 if self._engine is None:
                     self._ranks.check_sharing("loader")
+                    if not (self.evaluation or self.keeper or self.checkpoint or self._positions.step):
+                        warn_of_accelerate()
                     self._engine = self._start_engine()
                 batch = self._engine.next()
                 if batch.wait is not None:
@@ -406,6 +419,8 @@ class StatefulDataLoader:
         refuse_to_save(self._ranks, gather)
         if gather:
             return gather_state(lambda: self._state(self._positions), self._ranks, self.data.lanes)
+        if self.world_size > 1:
+            warn_of_deepspeed()
         return self._state(self._positions)
 
     def _state(self, positions: Positions) -> State:

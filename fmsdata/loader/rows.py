@@ -26,6 +26,7 @@ from fmsdata.loader.patience import StallLimits, Watcher
 from fmsdata.loader.row_reader import RowIds, RowRecipe, RowRequest, field_names
 from fmsdata.loader.row_workers import BatchRecipe, LocalRows, ReadBatch, RowSource, WorkerRows
 from fmsdata.loader.saving import Saving
+from fmsdata.loader.trainers import check_trainer
 from fmsdata.loader.turns import Turns
 from fmsdata.loader.worker_pool import DEFAULT_METHOD
 
@@ -35,6 +36,8 @@ MOST_PREFETCH = MOST_DESCRIPTORS - 8
 
 class RowLoader(StatefulDataLoader):
     """Batches of rows, epoch after epoch. See `StatefulDataLoader`."""
+
+    sampler: EpochSampler
 
     def __init__(
         self,
@@ -128,6 +131,7 @@ class RowLoader(StatefulDataLoader):
 
     def __iter__(self) -> Iterator[Any]:
         try:
+            check_trainer(self.sampler.epoch + self.sampler.position, self.data)
             self._begin_epoch()
             while (batch := self._next_rows()) is not None:
                 yield batch.batch
