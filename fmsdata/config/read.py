@@ -12,6 +12,7 @@ from fmsdata.config.problems import Place, Problem, config_error
 from fmsdata.config.sections import Config
 from fmsdata.config.validation import validation_problems
 from fmsdata.config.yaml_file import Node, fill_in, read_yaml, tree
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError
 
 
@@ -29,9 +30,9 @@ def read_config(
     elif isinstance(config, str | os.PathLike):
         root = read_yaml(Path(config), problems)
     else:
-        raise ConfigError(f"a configuration is a dict or the path of a YAML file, not {config!r}")
+        raise ConfigError(f"a configuration is a dict or the path of a YAML file, not {shown(config)}")
     if not isinstance(overrides or {}, Mapping) or not all(isinstance(key, str) for key in overrides or {}):
-        raise ConfigError(f"overrides are a dict by name, as in {{'loader.batch_size': 4}}, not {overrides!r}")
+        raise ConfigError(f"overrides are a dict by name, as in {{'loader.batch_size': 4}}, not {shown(overrides)}")
     for key, value in (overrides or {}).items():
         root = with_override(root, key, tree(value, Place(f"override {key!r}"), problems))
     named = {name: node for name, node in root.value.items() if not name.startswith("x-")}

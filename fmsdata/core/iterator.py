@@ -37,6 +37,9 @@ class StageIterator(ABC):
     def state(self, taken: int) -> State:
         """The state after the first `taken` items of the last chunk (0 before the first chunk)."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__.lstrip('_')} of a lane"
+
     def next_items(self) -> int | None:
         """How many items the next chunk will have, if that is known."""
         return None

@@ -14,8 +14,10 @@ from torch.utils.data import IterableDataset
 from fmsdata.core.chunk import Item
 from fmsdata.core.iterator import Exhausted, StageIterator
 from fmsdata.core.lane import Lane
+from fmsdata.core.outline import Outline, facts_of, outline_of
 from fmsdata.core.state import State, plain
 from fmsdata.core.transform import TransformIterator
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError
 
 
@@ -38,7 +40,7 @@ class Stage(IterableDataset[Item]):
 
     def __init__(self, below: "Stage") -> None:
         if not isinstance(below, Stage):
-            raise ConfigError(f"{type(self).__name__} takes the stage below it, not {below!r}")
+            raise ConfigError(f"{type(self).__name__} takes the stage below it, not {shown(below)}")
         self.below = below
 
     def transform(self, item: Item, key: int) -> Iterable[Item]:
@@ -69,6 +71,16 @@ class Stage(IterableDataset[Item]):
         """
         below = {name: stage.describe(source) for name, stage in sorted(self.children().items())}
         return {"stage": type(self).__name__, **self.parameters(), **({"children": below} if below else {})}
+
+    def outline(self, name: str = "") -> Outline:
+        """The stage and all below it as a tree for people: what `repr` and `fmsdata plan` print."""
+        children = self.children()
+        below = tuple(stage.outline("" if name == "below" else name) for name, stage in children.items())
+        return Outline(type(self).__name__, self._facts(), name or ("" if children else self.source_name()), below)
+
+    def _facts(self) -> str:
+        """What is worth knowing about the stage, in one line."""
+        return facts_of(self.parameters())
 
     def size(self) -> Size:
         """Documents and tokens of one epoch."""
@@ -139,6 +151,12 @@ class Stage(IterableDataset[Item]):
     def twins_below(self) -> int:
         """How many stages of the same class are below. Keys their random choices apart."""
         return max((_count(stage, type(self)) for stage in self.children().values()), default=0)
+
+    def __repr__(self) -> str:
+        return outline_of(self).text()
+
+    def _repr_html_(self) -> str:
+        return outline_of(self).html()
 
     def __iter__(self) -> Iterator[Item]:
         """The items, one by one, as a single lane reads them.

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from fmsdata.core.keys import Ints
-from fmsdata.core.state import EDITED, is_count, shown
+from fmsdata.core.state import EDITED, is_count
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError, StateError
 
 FEW = 64  # ids that are written as a list

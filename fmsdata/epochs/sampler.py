@@ -13,7 +13,9 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from fmsdata.core.checks import flag, whole
+from fmsdata.core.outline import Outline, facts_of, outline_of
 from fmsdata.core.state import State
+from fmsdata.core.wording import shown
 from fmsdata.epochs.cursor import Change, Cursor, Layout, PlannedBatch
 from fmsdata.epochs.exclusions import Exclusions, checked_ids
 from fmsdata.epochs.fingerprint import fingerprint
@@ -74,7 +76,7 @@ class EpochSampler:
         self.global_batch = _checked_batch(whole("global_batch", global_batch, least=1), self.world_size)
         self.layout = Layout(self.global_batch, self.drop_last, self.rank, self.world_size)
         if not isinstance(fingerprint, str | bool):
-            raise ConfigError(f"fingerprint is {fingerprint!r}; it must be a text that names the rows, or False")
+            raise ConfigError(f"fingerprint is {shown(fingerprint)}; it must be a text that names the rows, or False")
         self._named = fingerprint
         self._orders: OrderRecipe = (
             MixedOrders(rows, self.seed, self.shuffle)
@@ -116,6 +118,21 @@ class EpochSampler:
         """The rows that are excluded from the next epoch on, sorted."""
         ids: list[int] = self._next.excluded.ids.tolist()
         return ids
+
+    def describe(self) -> State:
+        """The sampler and its position as plain data."""
+        names = ("global_batch", "rank", "world_size", "seed", "shuffle", "drop_last", "epoch", "position")
+        return {"rows": self._size, **{name: getattr(self, name) for name in names}}
+
+    def outline(self) -> Outline:
+        """The sampler for people: what `repr` prints. The rows are not read."""
+        return Outline(type(self).__name__, facts_of(self.describe()))
+
+    def __repr__(self) -> str:
+        return outline_of(self).text()
+
+    def _repr_html_(self) -> str:
+        return outline_of(self).html()
 
     def __len__(self) -> int:
         """The rows of this rank in an epoch."""

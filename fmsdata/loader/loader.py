@@ -19,7 +19,9 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from fmsdata.core.checks import whole
-from fmsdata.core.state import State
+from fmsdata.core.outline import Outline, facts_of, outline_of
+from fmsdata.core.state import State, plain
+from fmsdata.core.wording import shown
 from fmsdata.epochs.rows import Rows
 from fmsdata.epochs.sampler import EpochSampler
 from fmsdata.errors import ConfigError, FmsdataWarning, StageError, StateError
@@ -118,7 +120,7 @@ class StatefulDataLoader:
     ) -> None:
         if not isinstance(data, Rescalable):
             raise ConfigError(
-                f"a loader reads a Rescalable, or rows with sampler=EpochSampler(rows, ...), not {data!r} alone"
+                f"a loader reads a Rescalable, or rows with sampler=EpochSampler(rows, ...), not {shown(data)} alone"
             )
         for_rows = (sampler, collate_fn, prefetch_factor, drop_last)
         if any(argument is not None for argument in for_rows) or not row_ids:
@@ -369,6 +371,31 @@ class StatefulDataLoader:
         [4711, 4712]
         """
         return [] if self._engine is None else self._engine.pids
+
+    def describe(self) -> State:
+        """The loader and its pipeline as plain data: for logs, and to compare runs.
+
+        >>> loader.describe()["batch_size"]     # doctest: +SKIP
+        8
+        """
+        return {**self._settings(), "step": self._positions.step, "pipeline": self.data.describe()}
+
+    def outline(self) -> Outline:
+        """The loader and its pipeline as a tree for people: what `repr` prints."""
+        facts = {**self._settings(), "step": self._positions.step}
+        facts |= {name: None for name, value in facts.items() if value is False or value == []}
+        return Outline(type(self).__name__, facts_of(facts), below=(self.data.outline(),))
+
+    def _settings(self) -> State:
+        names = ("rank", "world_size", "batch_size", "num_workers", "prefetch", "steps", "evaluation")
+        settings = {name: plain(getattr(self, name)) for name in names}
+        return {**settings, "task": shown(self.task), "outputs": list(self.outputs)}
+
+    def __repr__(self) -> str:
+        return outline_of(self).text()
+
+    def _repr_html_(self) -> str:
+        return outline_of(self).html()
 
     def stats(self) -> Stats:
         """What this rank has consumed, how fast, and how long it waited.

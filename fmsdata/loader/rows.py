@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fmsdata.core.checks import flag, whole
+from fmsdata.core.outline import Outline, facts_of
 from fmsdata.core.state import State
+from fmsdata.core.wording import shown
 from fmsdata.epochs.cursor import Cursor, PlannedBatch
 from fmsdata.epochs.rows import length
 from fmsdata.epochs.sampler import EpochSampler
@@ -52,7 +54,7 @@ class RowLoader(StatefulDataLoader):
     ) -> None:
         _refuse(others)
         if not isinstance(sampler, EpochSampler):
-            raise ConfigError(f"sampler is {sampler!r}; it must be an EpochSampler, as in EpochSampler(rows, ...)")
+            raise ConfigError(f"sampler is {shown(sampler)}; it must be an EpochSampler, as in EpochSampler(rows, ...)")
         if (size := length(data)) != (rows := len(sampler.rows)):
             raise ConfigError(f"the loader reads {size} rows, but its sampler was made for {rows}; give both the same")
         if drop_last is not None and drop_last != sampler.drop_last:
@@ -73,7 +75,7 @@ class RowLoader(StatefulDataLoader):
                 "and nothing can interrupt it"
             )
         if collate_fn is not None and not callable(collate_fn):
-            raise ConfigError(f"collate_fn is {collate_fn!r}; it must be a function that takes a list of rows")
+            raise ConfigError(f"collate_fn is {shown(collate_fn)}; it must be a function that takes a list of rows")
         names = field_names(flag("row_ids", row_ids), sampler.drop_last)
         self._recipe = RowRecipe(rows=data, seed=sampler.seed, collate=collate_fn, names=names)
         if self.num_workers and self._method == DEFAULT_METHOD:
@@ -92,6 +94,17 @@ class RowLoader(StatefulDataLoader):
     @property
     def seed(self) -> int:
         return self.sampler.seed
+
+    def describe(self) -> State:
+        """The loader and its sampler as plain data."""
+        return {**self._settings(), "sampler": self.sampler.describe()}
+
+    def outline(self) -> Outline:
+        return Outline(StatefulDataLoader.__name__, facts_of(self._settings()), below=(self.sampler.outline(),))
+
+    def _settings(self) -> State:
+        names = ("rank", "world_size", "batch_size", "num_workers")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def last_rows(self) -> RowIds:

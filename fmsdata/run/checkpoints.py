@@ -91,6 +91,10 @@ class Checkpoints:
     def __str__(self) -> str:
         return str(self._folder)
 
+    def __repr__(self) -> str:
+        read_only = ", read_only=True" if self.read_only else ""
+        return f"{type(self).__name__}({str(self)!r}, every={self.every}, keep={self.keep}{read_only})"
+
     @property
     def folder(self) -> Location:
         """The folder."""

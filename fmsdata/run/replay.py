@@ -13,6 +13,7 @@ from fmsdata.core.checks import whole
 from fmsdata.core.chunk import Chunk, epochs, provenance
 from fmsdata.core.lane import Lane
 from fmsdata.core.state import State, number, parse, part
+from fmsdata.core.wording import counted
 from fmsdata.errors import CheckpointError, ConfigError, StateError
 from fmsdata.planning.schedule import Schedule, Segment, continued
 from fmsdata.prefetch.open_files import OpenFiles
@@ -92,6 +93,11 @@ class Replay:
         self._starts = [] if self._edited else [0]  # the steps at which a replay can start
         if not from_start:
             self._starts += sorted(step for step in steps if step >= max(1, self._edited))
+
+    def __repr__(self) -> str:
+        where = "" if self._checkpoints is None else f" of {self._checkpoints}"
+        lanes = counted(self.data.lanes, "lane")
+        return f"{type(self).__name__}{where}: {lanes}, newest checkpoint at step {self.newest}"
 
     @property
     def since(self) -> int:

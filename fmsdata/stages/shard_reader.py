@@ -17,9 +17,11 @@ from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import Exhausted, StageIterator
 from fmsdata.core.keys import Ints, key_of, mix, mix_array, offsets
 from fmsdata.core.lane import Lane
+from fmsdata.core.outline import facts_of
 from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, TAIL, Buffer
 from fmsdata.core.stage import Size, Stage
 from fmsdata.core.state import State, number
+from fmsdata.core.wording import shown
 from fmsdata.corpus.counts import open_source
 from fmsdata.corpus.selection import SourcePath, locate
 from fmsdata.errors import ConfigError, DataError, StateError
@@ -108,6 +110,16 @@ class ShardReader(Stage):
             "folder": self.folder,
             **({} if self.files is None else {"files": list(self.files)}),
         }
+
+    def _facts(self) -> str:
+        return facts_of(
+            {
+                "shards": len(self.counts.shards),
+                "strip": list(self.strip) or None,
+                "min_length": self.min_length if self.min_length > 1 else None,
+                "max_epochs": self.max_epochs,
+            }
+        )
 
     def describe(self, source: str = "") -> State:
         return {**super().describe(source), "source": source or self.name}
@@ -302,5 +314,5 @@ def _checked_epochs(epochs: float | None) -> float | None:
     if epochs is None:
         return None
     if isinstance(epochs, bool) or not isinstance(epochs, int | float) or not 0 < epochs < math.inf:
-        raise ConfigError(f"max_epochs is {epochs!r}; it must be a number above zero, or None for no end")
+        raise ConfigError(f"max_epochs is {shown(epochs)}; it must be a number above zero, or None for no end")
     return epochs

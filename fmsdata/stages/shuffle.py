@@ -14,6 +14,7 @@ from fmsdata.core.keys import key_of, keyed_order
 from fmsdata.core.lane import Lane
 from fmsdata.core.stage import Stage, endless, tokens_only
 from fmsdata.core.state import State, number, part
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError, StateError
 from fmsdata.stages.windows import TOKENIZED, saved_windows, window_sizes
 
@@ -53,13 +54,13 @@ class Shuffle(Stage):
         self.first_window = None if first_window is None else whole("first_window", first_window, least=1)
         if isinstance(window, str):
             if window != "auto":
-                raise ConfigError(f"shuffle window is {window!r}; it must be a number of lines, or 'auto'")
+                raise ConfigError(f"shuffle window is {shown(window)}; it must be a number of lines, or 'auto'")
             self._distance = whole("shuffle distance", DISTANCE if distance is None else distance, least=1)
             self._own_first = first_window is not None
             self.window, self.first_window = self._chosen_windows(lanes=1)
         elif distance is not None:
             raise ConfigError(
-                f"shuffle has a window of {window!r} lines and a distance of {distance!r}; give one of the two: "
+                f"shuffle has a window of {shown(window)} lines and a distance of {distance!r}; give one of the two: "
                 f"a distance of n is a window of {WINDOW_PER_DISTANCE} * n"
             )
         else:

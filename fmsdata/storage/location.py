@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import fsspec
 
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError, FmsdataError, MissingError, StorageError
 from fmsdata.storage.atomic import write_whole
 from fmsdata.storage.clients.base import Entry, Listing
@@ -76,7 +77,7 @@ class Location:
         if options is not None and not (isinstance(options, Mapping) and all(isinstance(key, str) for key in options)):
             raise ConfigError("storage_options must be a dict of options by name, as in {'anon': True}")
         if storage is not None and not isinstance(storage, Storage):
-            raise ConfigError(f"storage is {storage!r}; it must be an fmsdata.Storage")
+            raise ConfigError(f"storage is {shown(storage)}; it must be an fmsdata.Storage")
         self.options = dict(options or {})
         self.storage = storage or Storage()
         self._error = error

@@ -17,6 +17,7 @@ from fmsdata.core.keys import Ints, Keys, mix_array, offsets
 from fmsdata.core.memory import Source
 from fmsdata.core.spans import BEGINS, BUFFER, DOCUMENT, LENGTH, PADDING, POSITION, TAIL, Span
 from fmsdata.core.tokens import Tokens
+from fmsdata.core.wording import counted, shown
 from fmsdata.errors import ConfigError, StageError
 
 
@@ -29,7 +30,7 @@ class DocumentSpans(NamedTuple):
     stop: Ints
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Batch:
     """The lines of one step of one rank. The model sees all but the last `extra_tokens` of each."""
 
@@ -49,6 +50,12 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def __repr__(self) -> str:
+        lines, length = self.tokens.shape
+        seen = "" if not self.extra_tokens else f", of which the model sees {self.length}"
+        padded = f", {counted(sum(self.padding), 'token')} of padding" if any(self.padding) else ""
+        return f"Batch of {counted(lines, 'line')} of {counted(length, 'token')}{seen} ({self.tokens.dtype}){padded}"
 
     @property
     def length(self) -> int:
@@ -215,7 +222,7 @@ OUTPUTS: dict[str, Callable[[Batch], Any]] = {
 def check_outputs(names: Sequence[str]) -> None:
     """Raise if a name is not an output that a batch can hold."""
     if isinstance(names, str) or not isinstance(names, Sequence):
-        raise ConfigError(f"outputs is {names!r}; it must be a list of names")
+        raise ConfigError(f"outputs is {shown(names)}; it must be a list of names")
     for name in names:
         if name not in OUTPUTS:
             raise ConfigError(f"unknown output {name!r}; batches can hold {', '.join(OUTPUTS)}")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fmsdata.core.checks import check_parameters, suggestion, whole
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError, FmsdataError, StageError
 from fmsdata.tasks.batch import Batch
 
@@ -93,7 +94,7 @@ class OwnTask:
                 + suggestion(name, callables)
             ) from None
         if not callable(function):
-            raise ConfigError(f"task {self.function!r}: {name} is {function!r}, which is not callable")
+            raise ConfigError(f"task {self.function!r}: {name} is {shown(function)}, which is not callable")
         return function  # type: ignore[no-any-return]
 
     def __reduce__(self) -> tuple[type["OwnTask"], tuple[str, dict[str, Any]]]:

@@ -5,6 +5,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from fmsdata.core.checks import check_parameters, suggestion
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError
 from fmsdata.tasks.base import Task
 from fmsdata.tasks.causal_lm import CausalLM
@@ -28,11 +29,11 @@ def task_from(described: str | Mapping[str, Any] | None) -> Task:
     if described is None:
         described = {}
     if not isinstance(described, str | Mapping):
-        raise ConfigError(f"task is {described!r}; it must be a name, or a dict of a name and parameters")
+        raise ConfigError(f"task is {shown(described)}; it must be a name, or a dict of a name and parameters")
     parameters = {"name": described} if isinstance(described, str) else dict(described)
     name = parameters.pop("name", "causal_lm")
     if not isinstance(name, str) or not all(isinstance(parameter, str) for parameter in parameters):
-        raise ConfigError(f"task is {described!r}; its name and the names of its parameters must be strings")
+        raise ConfigError(f"task is {shown(described)}; its name and the names of its parameters must be strings")
     if ":" in name:
         return OwnTask(name, parameters)
     if name not in TASKS:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from fmsdata.core.spans import Span
+from fmsdata.core.wording import counted
 from fmsdata.testing.stored import Document, Stored
 
 INSERTED_BETWEEN = 4  # EOS, EOL, BOL and BOS can stand between two documents
@@ -58,6 +59,9 @@ class Account:
                 raise LawBroken(
                     f"{where}{', ' if where else ''}sample number {self.samples - 1} in the order of arrival: {error}"
                 ) from None
+
+    def __repr__(self) -> str:
+        return f"Account of {counted(self.samples, 'sample')} with {counted(self.tokens, 'token')}"
 
     @property
     def begun(self) -> int:

@@ -14,6 +14,7 @@ from fmsdata.core.lane import Lane
 from fmsdata.core.options import Mode
 from fmsdata.core.stage import Stage, endless, tokens_only
 from fmsdata.core.state import State
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError
 from fmsdata.stages.pack import pad, split
 from fmsdata.stages.pack.bestfit import BestFitMode
@@ -90,7 +91,7 @@ class Pack(Stage):
     ) -> None:
         super().__init__(tokens_only(endless(below, "Pack"), "Pack"))
         if mode not in MODES:
-            raise ConfigError(f"pack mode is {mode!r}; it must be {' or '.join(map(repr, MODES))}")
+            raise ConfigError(f"pack mode is {shown(mode)}; it must be {' or '.join(map(repr, MODES))}")
         self.mode = mode
         self.bol = token("bol", bol)
         self.eol = token("eol", eol)
@@ -161,7 +162,7 @@ def check_options(
     """Raise unless the mode has these options, and all that it needs."""
     if mode != "bestfit" and (crop or max_documents is not None):
         name = "crop" if crop else "max_documents"
-        raise ConfigError(f"pack mode {mode!r} has no `{name}`; remove it, or use mode 'bestfit'")
+        raise ConfigError(f"pack mode {shown(mode)} has no `{name}`; remove it, or use mode 'bestfit'")
     if mode == "bestfit" and bol is None:
         raise ConfigError("pack mode 'bestfit' needs a `bol` token: the BOS that begins every line and every document")
     if mode == "bestfit" and eol is not None:
@@ -174,4 +175,4 @@ def check_options(
             "give one of `crop` and `max_documents`"
         )
     if pad is None and not MODES[mode].fills_lines and not crop:
-        raise ConfigError(f"pack mode {mode!r} needs a `pad` token" + (", or `crop`" if mode == "bestfit" else ""))
+        raise ConfigError(f"pack mode {shown(mode)} needs a `pad` token" + (", or `crop`" if mode == "bestfit" else ""))
