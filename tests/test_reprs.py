@@ -54,10 +54,8 @@ def stage_classes() -> set[type[fmsdata.Stage]]:
 def test_every_public_class_has_a_repr_of_its_own() -> None:
     classes = set(public_classes())
     assert len(classes) > 25
-    without = {
-        kind for kind in classes if kind.__repr__ is object.__repr__ and not getattr(kind, "_is_protocol", False)
-    }
-    assert without == set()
+    inherited: Any = object.__repr__
+    assert [kind for kind in classes if kind.__repr__ == inherited and not getattr(kind, "_is_protocol", False)] == []
 
 
 @pytest.fixture
@@ -81,7 +79,7 @@ def objects(folder: Path) -> dict[str, Any]:
         fmsdata.Tokenize(fmsdata.ShardReader(folder / "text"), "bytes"),
         fmsdata.Delimit(mix, eos=0),
         fmsdata.Map(mix, lambda item: item.tokens[:5]),
-        fmsdata.Filter(mix, len),
+        fmsdata.Filter(mix, lambda item: len(item) > 3),
         fmsdata.Pack(mix, seq_len=8),
         fmsdata.Shuffle(mix, window=4),
         loader,
@@ -200,13 +198,13 @@ def errors(folder: Path) -> list[Callable[[], Any]]:
         lambda: fmsdata.build_loader({"path": str(folder), "pack": {"seq_len": wrong}}),
         lambda: fmsdata.task_from(wrong),
         lambda: fmsdata.ShardReader(folder / "web", strip=wrong),
-        lambda: fmsdata.train_state.build(step=0, loader=wrong),
+        lambda: fmsdata.train_state.build(step=0, tokens_seen=0, loader=wrong),
     ]
 
 
 def test_an_error_names_the_class_of_a_wrong_object_and_not_its_address(folder: Path) -> None:
     for cause in errors(folder):
-        with pytest.raises((fmsdata.FmsdataError, TypeError)) as caught:
+        with pytest.raises(fmsdata.FmsdataError) as caught:
             cause()
         text = str(caught.value)
         assert not OBJECT.search(text), text

@@ -10,12 +10,10 @@ from fmsdata.cli.common import (
     AsJson,
     ConfigFile,
     Overrides,
+    Section,
     console,
-    endless,
     live,
-    parse_overrides,
     print_json,
-    without_checkpoint,
 )
 from fmsdata.errors import ConfigError
 
@@ -46,6 +44,7 @@ def audit(
         str | None,
         typer.Option(help="The world sizes to simulate, such as 1,2,3,8.", show_default="some up to the lanes"),
     ] = None,
+    section: Section = None,
     as_json: AsJson = False,
 ) -> None:
     """Prove on your own data that the stream is the same at any scale, no token lost or repeated.
@@ -61,22 +60,18 @@ def audit(
     Example: fmsdata audit run.yaml --samples 20000 --world-sizes 8,64,48
     """
     from fmsdata.cli.audit_checks import Audit
-    from fmsdata.config.build import build_data
-    from fmsdata.config.read import read_config
+    from fmsdata.cli.run import open_run
 
-    given = without_checkpoint(parse_overrides(overrides))
-    finite, parsed = read_config(config, given), read_config(config, endless(given))
-    data = build_data(parsed)
-    sizes = choose_world_sizes(world_sizes, data.lanes)
+    whole, run = (open_run(config, overrides, section, finite=finite) for finite in (True, False))
+    sizes = choose_world_sizes(world_sizes, run.data.lanes)
     with live() as bar:
         report = Audit(
-            config=parsed,
-            data=data,
+            run=run,
             samples=samples,
             epoch=epoch,
             world_sizes=sizes,
-            finite=finite if finite.epochs or finite.evaluation else None,
-        ).run(bar)
+            finite=None if whole.data.epochs is None else whole,
+        ).check(bar)
     if as_json:
         print_json(asdict(report))
     else:

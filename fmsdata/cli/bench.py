@@ -16,13 +16,11 @@ from fmsdata.cli.common import (
     ConfigFile,
     Overrides,
     Rank,
+    Section,
     WorldSize,
     console,
-    endless,
     live,
-    parse_overrides,
     print_json,
-    without_checkpoint,
 )
 from fmsdata.core.wording import counted
 
@@ -49,6 +47,7 @@ def bench(
     ] = 0.0,
     rank: Rank = 0,
     world_size: WorldSize = 1,
+    section: Section = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure tokens per second, time to the first batch, time spent waiting, and memory.
@@ -67,13 +66,12 @@ def bench(
         raise typer.BadParameter(
             f"--seconds is {limit:g} and --step-seconds is {step_seconds:g}; both must be durations"
         )
-    from fmsdata.config.build import build_data, make_loader
-    from fmsdata.config.read import read_config
+    from fmsdata.cli.run import open_run
 
     before = _peak_memory()
     began = time.perf_counter()
-    parsed = read_config(config, endless(without_checkpoint(parse_overrides(overrides))))
-    loader = make_loader(parsed, build_data(parsed), rank=rank, world_size=world_size)
+    run = open_run(config, overrides, section, finite=False)
+    loader = run.make_loader(rank, world_size, steps=None)
     built = time.perf_counter()
     try:
         stream = iter(loader)
@@ -83,7 +81,7 @@ def bench(
         memory = {"before": before, "this process": _peak_memory(), "workers": _workers_memory(loader.worker_pids)}
     finally:
         loader.close()
-    tokens = parsed.loader.batch_size * parsed.pack.seq_len
+    tokens = run.batch_size * run.seq_len
     copy = _copy_speed(tokens)
     speed = _speed(waits, ends, tokens)
     report = {

@@ -19,12 +19,27 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 PIPE_WIDTH = 240
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file of the run.", show_default=False)]
+ConfigFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CONFIG",
+        help="The YAML file of the run, or module:function, a function of yours that returns its data or its loader.",
+        show_default=False,
+    ),
+]
+Section = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The section of the file that is the configuration, if the file holds more than that.",
+        show_default="the whole file",
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
-        help="Values that replace those in the file, such as loader.batch_size=4.",
+        help="Values that replace those in the file, such as loader.batch_size=4; of a function, its arguments.",
         show_default=False,
     ),
 ]

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fmsdata import testing
 from fmsdata.cli.demo import write_corpus
-from fmsdata.cli.outlook import mixture_of
+from fmsdata.cli.run import mixture_of
 from fmsdata.config.build import build_data, make_loader
 from fmsdata.config.read import read_config
 from fmsdata.errors import ConfigError

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import groupby, islice
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -11,20 +11,13 @@ from fmsdata.cli.common import (
     ConfigFile,
     Overrides,
     Rank,
+    Section,
     WorldSize,
     console,
-    parse_overrides,
     print_json,
-    without_checkpoint,
 )
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
-IN_THIS_PROCESS: dict[str, Any] = {
-    "loader.num_workers": 0,
-    "loader.prefetch": 0,
-    "loader.pin_memory": False,
-    "loader.device": None,
-}
 
 
 def preview(
@@ -43,6 +36,7 @@ def preview(
             show_default="documents.tokenizer, else show ids",
         ),
     ] = None,
+    section: Section = None,
     full: Annotated[bool, typer.Option("--full", help="Show all tokens of long documents.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -55,21 +49,20 @@ def preview(
     Example: fmsdata preview run.yaml --rows 2 --tokenizer tokenizer.json pack.seq_len=128
     """
     from fmsdata.cli.preview_rows import WithLines, as_json_data, inspect_batch
-    from fmsdata.config.build import build_data, evaluation_of, make_task
-    from fmsdata.config.read import read_config
+    from fmsdata.cli.run import open_run
     from fmsdata.loader.loader import StatefulDataLoader
 
-    parsed = read_config(config, {**without_checkpoint(parse_overrides(overrides)), **IN_THIS_PROCESS})
-    spec = tokenizer or parsed.documents.tokenizer
+    run = open_run(config, overrides, section)
+    spec = tokenizer or run.tokenizer
     decode = None if spec is None else _decoder(spec)
     loader = StatefulDataLoader(
-        build_data(parsed),
-        batch_size=parsed.loader.batch_size,
-        task=WithLines(make_task(parsed)),
+        run.data,
+        batch_size=run.batch_size,
+        task=WithLines(run.task),
         prefetch=0,
         rank=rank,
         world_size=world_size,
-        evaluation=evaluation_of(parsed),
+        evaluation=run.evaluation,
     )
     shown = [inspect_batch(step, fields, loader, rows) for step, fields in enumerate(islice(loader, batches))]
     if as_json:

@@ -11,9 +11,9 @@ from fmsdata.cli.common import (
     AsJson,
     ConfigFile,
     Overrides,
+    Section,
     console,
     live,
-    parse_overrides,
     print_json,
 )
 from fmsdata.core.wording import counted, listed
@@ -22,7 +22,7 @@ from fmsdata.errors import CheckpointError, ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fmsdata.config.sections import Config
+    from fmsdata.cli.run import Run
     from fmsdata.run.checkpoints import Checkpoints
     from fmsdata.run.trace import Trace
 
@@ -60,6 +60,7 @@ def trace(
     from_start: Annotated[
         bool, typer.Option("--from-start", help="Read from the start of the run, not from the nearest checkpoint.")
     ] = False,
+    section: Section = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the documents of a step (--step), or the steps that read a document (--document).
@@ -77,20 +78,18 @@ def trace(
         raise ConfigError("--until is for --document")
     if rank is not None and step is None:
         raise ConfigError("--rank is for --step")
-    from fmsdata.config.build import build_data
-    from fmsdata.config.read import read_config
+    from fmsdata.cli.run import open_run
     from fmsdata.run.trace import Trace
 
-    parsed = read_config(config, parse_overrides(overrides))
-    checkpoints = _checkpoints(parsed, checkpoint)
-    data = build_data(parsed)
+    opened = open_run(config, overrides, section, with_checkpoints=True)
+    checkpoints = _checkpoints(opened, checkpoint)
     with live() as progress:
         task = progress.add_task("reading lanes", total=None, note="")
         run = Trace(
-            data,
+            opened.data,
             checkpoints=checkpoints,
             world_size=world_size,
-            batch_size=parsed.loader.batch_size,
+            batch_size=opened.batch_size,
             from_start=from_start,
             watch=lambda done, lanes: progress.update(task, completed=done, total=lanes),
         )
@@ -104,16 +103,13 @@ def trace(
     if step is not None:
         _print_step(out, report)
     for found in report.get("documents", []):
-        _print_document(out, found, report["since"], report["until"], parsed.documents.min_length)
+        _print_document(out, found, report["since"], report["until"], opened)
 
 
-def _checkpoints(config: "Config", path: str | None) -> "Checkpoints | None":
-    from fmsdata.config.build import make_checkpoints, options_for
-    from fmsdata.run.checkpoints import Checkpoints
-
+def _checkpoints(run: "Run", path: str | None) -> "Checkpoints | None":
     if path is None:
-        return make_checkpoints(config, read_only=True)
-    named = Checkpoints(path, read_only=True, storage_options=options_for(config, path), storage=config.storage)
+        return run.checkpoints
+    named = run.checkpoints_at(path)
     if not any(map(named.is_complete, named.steps())):
         raise CheckpointError(f"{path}: no complete checkpoint there; check --checkpoint")
     return named
@@ -169,13 +165,15 @@ def _print_step(out: "Console", report: dict[str, Any]) -> None:
     _print_table(out, ("source", "documents", "tokens", "share"), shares)
 
 
-def _print_document(out: "Console", found: dict[str, Any], since: int, until: int, min_length: int) -> None:
+def _print_document(out: "Console", found: dict[str, Any], since: int, until: int, run: "Run") -> None:
     length = found["stop"] - found["start"]
     steps = f"steps {since} to {until - 1}" if since else f"the first {counted(until, 'step')}"
     if since:
         out.print(f"the configuration was edited at step {since}: steps before it are not searched")
     if not length:
-        cause = f"it has fewer than {max(1, min_length)} tokens (documents.min_length) after stripping"
+        least = counted(max(1, _least_tokens(run, found["source"])), "token")
+        cause = f"it has fewer than {least} (documents.min_length) after stripping"
+        cause += f", or {listed(run.own_stages, ' or ')} drops it" if run.own_stages else ""
         out.print(f"{_name(found)} is never read: {cause}", markup=False)
         return
     extent = f"tokens {found['start']}:{found['stop']}"
@@ -196,6 +194,13 @@ def _print_document(out: "Console", found: dict[str, Any], since: int, until: in
             out.print(f"epoch {epoch}: {'whole' if len(pieces) == 1 else f'in {len(pieces)} pieces'}, in {where}")
         else:
             out.print(f"epoch {epoch}: {tokens:,} of {counted(length, 'token')}, in {where}; the rest not in {steps}")
+
+
+def _least_tokens(run: "Run", source: str) -> int:
+    from fmsdata.stages.tokenize import tokenizer_of
+
+    tokenize = tokenizer_of(run.mixture.sources[source])
+    return run.readers[source].min_length if tokenize is None else tokenize.min_length
 
 
 def _name(document: dict[str, Any]) -> str:

@@ -17,12 +17,11 @@ import numpy as np
 from fmsdata.core.checks import suggestion
 from fmsdata.core.chunk import provenance
 from fmsdata.core.spans import DOCUMENT
-from fmsdata.core.state import number as state_number
 from fmsdata.core.state import part
 from fmsdata.errors import ConfigError
 from fmsdata.planning.blocks import cut_blocks
 from fmsdata.planning.lane_order import place_of
-from fmsdata.run.replay import Replay, Seen, blocks_done
+from fmsdata.run.replay import Replay, Seen, at_block, block_of, blocks_done
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.stages.mixture import Mixture, stages_down_to_mixture
 from fmsdata.stages.shard_reader import ShardReader
@@ -92,15 +91,16 @@ def _document(replay: Replay, name: str) -> _Document:
     block = plan.block_of(reader.counts.shards.index(shard), number)
     document = _Document(source, shard, number, block, plan.blocks, 0, 0)
     lane, place = _place(replay.data, document, 0)
-    state = {"block": place, "document": 0}
     stage = with_max_epochs(stages_down_to_mixture(replay.data.lines)[-1].children()[source], None)
-    iterator = stage.open(replay.lane(lane).named(source), state)
+    reading = replay.lane(lane).named(source)
+    iterator = stage.open(reading, at_block(stage.open(reading).state(0), place))
     while True:  # a source that is tokenized gives a block in several chunks
         chunk = iterator.read()
         spans = [span for spans in provenance(chunk) for span in spans if span[:3] == document[:3]]
         if spans:
-            return document._replace(start=spans[0].start, stop=spans[0].stop)
-        if state_number(iterator.state(len(chunk)), "block") > place:
+            start, stop = min(span.start for span in spans), max(span.stop for span in spans)
+            return document._replace(start=start, stop=stop)
+        if block_of(iterator.state(len(chunk))) > place:
             return document
 
 

@@ -229,4 +229,18 @@ def blocks_done(state: State | None) -> dict[str, int]:
     while state is not None and "sources" not in state:
         state = part(state, "below")
     sources = part(state, "sources") or {}
-    return {name: number(part(source, "below"), "block") for name, source in sources.items()}
+    return {name: block_of(part(source, "below")) for name, source in sources.items()}
+
+
+def block_of(state: State | None) -> int:
+    """The next block of a source, from the state of its reader or of a stage above it."""
+    while state is not None and "block" not in state and "below" in state:
+        state = part(state, "below")
+    return number(state, "block")
+
+
+def at_block(state: State, block: int) -> State:
+    """The state of a source at the start of a block, in the form of this state."""
+    if "block" in state or "below" not in state:
+        return {"block": block, "document": 0}
+    return {**state, "below": at_block(state["below"], block)}

@@ -83,6 +83,11 @@ class Shuffle(Stage):
         window = max(1, min(window, TOKENIZED // tokens))
         return window, self.first_window if self._own_first else max(1, min(window, FIRST_TOKENIZED // tokens))
 
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the window was chosen, and is no number of the user's."""
+        return self._distance is not None
+
     def sizes(self) -> list[int]:
         """The sizes of the first windows. All that follow have the size of the last of them."""
         return window_sizes(self.window, self.first_window)

@@ -9,7 +9,7 @@ import copy
 import os
 import shlex
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -56,6 +56,7 @@ class Tokenize(Stage):
             name = below.source_name() if not below.children() else type(below).__name__
             raise ConfigError(f"Tokenize reads text, but {name!r} holds tokens already; remove the Tokenize")
         self._tokenizer = open_tokenizer(tokenizer)
+        self._given = tokenizer
         self._spec = os.fsdecode(tokenizer) if isinstance(tokenizer, str | os.PathLike) else None
         self.tokenizer = self._tokenizer.identity
         self.strip = checked_strip(strip)
@@ -71,6 +72,11 @@ class Tokenize(Stage):
 
     def tokenizes(self) -> bool:
         return True
+
+    @property
+    def given(self) -> object:
+        """The tokenizer as it was given: its path or name, or the object."""
+        return self._given
 
     @property
     def token_bytes(self) -> int:
@@ -120,10 +126,29 @@ class Tokenize(Stage):
         return self.below.source_name()
 
 
+def stages_of(source: Stage) -> Iterator[Stage]:
+    """The stages of a source from the top down, as long as each has one stage below."""
+    yield source
+    while list(source.children()) == ["below"]:
+        source = source.below
+        yield source
+
+
 def reader_of(source: Stage) -> ShardReader | None:
-    """The reader of a source: the source itself, or what it tokenizes; None if that is something else."""
-    below = source.below if isinstance(source, Tokenize) else source
-    return below if isinstance(below, ShardReader) else None
+    """The reader of a source, below what tokenizes or changes its documents; None if that is something else."""
+    lowest = list(stages_of(source))[-1]
+    return lowest if isinstance(lowest, ShardReader) else None
+
+
+def tokenizer_of(source: Stage) -> Tokenize | None:
+    """What tokenizes a source, if anything does."""
+    return next((stage for stage in stages_of(source) if isinstance(stage, Tokenize)), None)
+
+
+def is_counted(source: Stage) -> bool:
+    """Whether the number of tokens of a source is counted, and not an estimate."""
+    tokenize = tokenizer_of(source)
+    return tokenize is None or tokenize.is_counted
 
 
 def with_max_epochs(source: Stage, max_epochs: float | None) -> Stage:

@@ -16,10 +16,11 @@ from fmsdata.tasks.own import OwnTask
 TASKS: dict[str, Any] = {"causal_lm": CausalLM, "fill_in_the_middle": FillInTheMiddle, "masked_lm": MaskedLM}
 
 
-def task_from(described: str | Mapping[str, Any] | None) -> Task:
+def task_from(described: str | Mapping[str, Any] | None, folder: str | None = None) -> Task:
     """The task that a configuration describes.
 
-    That is a name in `TASKS`, `module:function`, or a dict of a name and parameters.
+    That is a name in `TASKS`, `module:function`, or a dict of a name and parameters. A module is also
+    looked up in `folder`, that of the configuration.
 
     >>> task_from("causal_lm")
     CausalLM(prompt_len=0, shift=True, cross_documents=True)
@@ -35,7 +36,7 @@ def task_from(described: str | Mapping[str, Any] | None) -> Task:
     if not isinstance(name, str) or not all(isinstance(parameter, str) for parameter in parameters):
         raise ConfigError(f"task is {shown(described)}; its name and the names of its parameters must be strings")
     if ":" in name:
-        return OwnTask(name, parameters)
+        return OwnTask(name, parameters, folder)
     if name not in TASKS:
         raise ConfigError(f"unknown task {name!r}; {suggestion(name, [*TASKS, 'package.module:function'])}")
     known = fields(TASKS[name])

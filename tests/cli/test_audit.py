@@ -19,6 +19,7 @@ import fmsdata
 from fmsdata import testing
 from fmsdata.cli.audit import choose_world_sizes
 from fmsdata.cli.audit_checks import Audit, Report
+from fmsdata.cli.run import Run
 from fmsdata.config.build import build_data
 from fmsdata.config.read import read_config
 from tests.cli.test_cli import FMSDATA, run
@@ -38,8 +39,8 @@ def audited(
 ) -> Report:
     config = read_config({**CONFIG, "path": str(corpus)})
     settings: dict[str, Any] = {"samples": 600, "epoch": False, "world_sizes": [2, 5, 24], **options}
-    audit = Audit(config=config, data=data(build_data(config)), **settings)
-    return audit.run(bar or Progress(disable=True))
+    audit = Audit(run=Run.of_config(config, data(build_data(config))), **settings)
+    return audit.check(bar or Progress(disable=True))
 
 
 def test_the_report_says_what_was_checked_and_what_not(config: Path) -> None:
