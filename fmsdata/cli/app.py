@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from fmsdata import __version__
+from fmsdata.cli.common import in_terminal
 from fmsdata.errors import FmsdataError
 
 COMMANDS = {  # in the order of --help; each summary is the first line of the function's docstring
@@ -31,7 +32,6 @@ COMMANDS = {  # in the order of --help; each summary is the first line of the fu
 }
 IN_TERMINAL = sys.stdout.isatty()
 STYLE: dict[str, Any] = {  # plain text in a pipe, wide enough for the summaries
-    "add_completion": False,
     "rich_markup_mode": "markdown" if IN_TERMINAL else None,
     "context_settings": {} if IN_TERMINAL else {"terminal_width": 160},
 }
@@ -61,7 +61,7 @@ class LazyCommand(TyperCommand):
 
 def load(name: str) -> Any:
     """The real command of this name."""
-    alone = typer.Typer(**STYLE)
+    alone = typer.Typer(add_completion=False, **STYLE)
     alone.command(name)(getattr(import_module(f"fmsdata.cli.{name}"), name))
     return typer.main.get_command(alone)
 
@@ -77,7 +77,7 @@ def command_line() -> Any:
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    print(in_terminal(f"warning: {message}", sys.stderr), file=sys.stderr)
 
 
 def main() -> None:
@@ -88,7 +88,7 @@ def main() -> None:
     except BrokenPipeError:  # the reader of the pipe closed it, such as `head`
         sys.exit(1)
     except (FmsdataError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(in_terminal(f"error: {error}", sys.stderr), file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

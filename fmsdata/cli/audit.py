@@ -15,6 +15,7 @@ from fmsdata.cli.common import (
     live,
     print_json,
 )
+from fmsdata.core.wording import counted
 from fmsdata.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -99,19 +100,22 @@ def choose_world_sizes(given: str | None, lanes: int) -> list[int]:
     for size in chosen:
         if not 1 <= size <= lanes:
             raise ConfigError(
-                f"--world-sizes: {size} is not possible; this run has {lanes} lanes, so it must be from 1 to {lanes}"
+                f"--world-sizes: {size} is not possible; this run has {counted(lanes, 'lane')}, so it must be "
+                f"from 1 to {lanes}"
             )
     return chosen if len(chosen) > 1 else chosen * 2
 
 
 def _print(report: "Report", out: "Console") -> None:
+    from fmsdata.display.printing import write
+
+    if report.holds:
+        laws = "Laws 1, 2 and 7" if report.pass_samples else "Laws 1 and 2"
+        write(out, f"✓ {laws} hold in everything that was checked.", "bold green")
+    else:
+        write(out, f"✗ {report.broken}", "bold red")
     for title, sentences in (("Checked", report.checked), ("Not checked", report.not_checked)):
         if sentences:
             out.print(title, style="bold")
             for sentence in sentences:
-                out.print(f"  - {sentence}", markup=False)
-    if report.holds:
-        laws = "Laws 1, 2 and 7" if report.pass_samples else "Laws 1 and 2"
-        out.print(f"{laws} hold in everything that was checked.", style="bold green")
-    else:
-        out.print(report.broken, style="bold red", markup=False)
+                write(out, sentence, guide="  - ", indent="    ")

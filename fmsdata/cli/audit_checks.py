@@ -14,7 +14,7 @@ from fmsdata.cli.audit import LEAST_SAMPLES, MOST_SAMPLES
 from fmsdata.cli.outlook import window_of
 from fmsdata.cli.run import Run, mixture_of
 from fmsdata.core.stage import Stage
-from fmsdata.core.wording import listed
+from fmsdata.core.wording import counted, listed
 from fmsdata.errors import ConfigError
 from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.run.rescalable import Rescalable
@@ -125,14 +125,14 @@ class Audit:
         )
         if used:
             testing.check_same_stream(make, world_sizes=[], samples=samples, variants=[workers], progress=progress)
-            report.checked.append(f"They are the same with {used} worker processes, at world size 1.")
+            report.checked.append(f"They are the same with {counted(used, 'worker process')}, at world size 1.")
         else:
             report.not_checked.append("Worker processes: the configuration has none.")
         if not dividing:
             report.not_checked.append("Law 1 on several ranks: no world size above 1 that divides the lanes was given.")
         if others := sorted(set(self.world_sizes) - {1, *dividing}):
             report.not_checked.append(
-                f"The order at world sizes {listed(others)}: they don't divide the {self.data.lanes} lanes, "
+                f"The order at world sizes {listed(others)}: they don't divide the {counted(self.data.lanes, 'lane')}, "
                 "so only law 2 holds there."
             )
 
@@ -148,12 +148,14 @@ class Audit:
             report.epochs_begun = {source: epoch + 1 for source, epoch in sorted(account.latest.items())}
         report.checked.append(
             f"Law 2, exactly once: a run on {listed(self.world_sizes, ' and ')} ranks in turn, stopped and "
-            f"resumed from its state {report.resumes} times, handed out {account.samples:,} samples with "
-            f"{account.tokens:,} stored tokens."
+            f"resumed from its state {counted(report.resumes, 'time')}, handed out "
+            f"{counted(account.samples, 'sample')} "
+            f"with {counted(account.tokens, 'stored token')}."
         )
         if self.epoch:
             report.checked.append(
-                f"Each of the {account.whole[0]:,} documents of {listed(report.sources)} came exactly once in the "
+                f"Each of the {counted(account.whole[0], 'document')} of {listed(report.sources)} came exactly "
+                "once in the "
                 "first epoch, whole, with the stored tokens. In the parts of later epochs that were read, no token was "
                 "repeated or wrong."
             )
@@ -168,7 +170,8 @@ class Audit:
         else:
             report.checked.append(
                 "Each was the sample that an uninterrupted run has in its place, and the lines of each lane came in "
-                f"order, none twice. The tokens are the stored ones, of {report.documents:,} documents ({whole:,} came "
+                f"order, none twice. The tokens are the stored ones, of {counted(report.documents, 'document')} "
+                f"({whole:,} came "
                 "whole; a document that came in two epochs counts twice), and none came twice in an epoch."
             )
             report.not_checked.append("The rest of the stream; --epoch checks that every document comes.")
@@ -178,7 +181,8 @@ class Audit:
         window, lines = window_of(self.data.lines), account.samples // self.data.lanes
         if lines < window:
             report.not_checked.append(
-                f"Stops in later windows: each lane handed out about {lines} of the {window} lines of its first "
+                f"Stops in later windows: each lane handed out about {lines} of the {counted(window, 'line')} "
+                "of its first "
                 f"window; --samples {2 * window * self.data.lanes} covers two windows."
             )
 
@@ -194,7 +198,8 @@ class Audit:
             progress=lambda count: bar.advance(task, count),
         )
         report.checked.append(
-            f"Law 7, equal ends: the pass of {report.pass_samples:,} samples ended at the same step on every rank, at "
+            f"Law 7, equal ends: the pass of {counted(report.pass_samples, 'sample')} ended at the same step on "
+            "every rank, at "
             f"world sizes {listed([1, *sizes])}, with the same samples. Rows that fill up the end are marked."
         )
 

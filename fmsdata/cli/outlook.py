@@ -9,6 +9,7 @@ from typing import Any
 from fmsdata.cli.common import short
 from fmsdata.cli.run import Run
 from fmsdata.core.stage import Stage
+from fmsdata.core.wording import counted
 from fmsdata.corpus.listing import counts_tell_apart
 from fmsdata.loader.pass_end import checked_evaluation, plan_folder
 from fmsdata.planning.blocks import cut_blocks
@@ -245,10 +246,11 @@ def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
         )
     once = report["pass"] is not None and report["pass"]["epochs"] == 1  # then no document comes again
     if not once and (
-        found := those(lambda _, source: source["blocks"] < lanes, lambda source: f"{source['blocks']:,} blocks")
+        found := those(lambda _, source: source["blocks"] < lanes, lambda source: counted(source["blocks"], "block"))
     ):
         yield (
-            f"fewer blocks than the {lanes:,} lanes: {found}; the lanes start in different epochs of these sources, so "
+            f"fewer blocks than the {counted(lanes, 'lane')}: {found}; the lanes start in different epochs of "
+            "these sources, so "
             "their documents repeat early; use fewer lanes or more documents"
         )
     if not once and (found := those(_drifts(lanes), _describe_drift)):
@@ -258,7 +260,7 @@ def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
         )
     if report["windows_per_worker_bytes"] > LARGE_WINDOWS:
         yield (
-            f"the shuffle windows of {report['lines']['window']:,} lines take about "
+            f"the shuffle windows of {counted(report['lines']['window'], 'line')} take about "
             f"{report['windows_per_worker_bytes'] / 1e9:.1f} GB per worker; set shuffle.distance or shuffle.window, "
             "or use more ranks or fewer lanes"
         )
@@ -273,15 +275,16 @@ def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
     yield from _doubled_sources(readers)
     for folder, count in Counter(str(reader.path) for reader in readers.values()).items():
         if count > 1:
-            yield f"{count} sources read {folder}: each reads all of its documents once per epoch"
+            yield f"{counted(count, 'source')} read {folder}: each reads all of its documents once per epoch"
     if found := those(
         lambda name, source: name in remote and source["counts"] == "shards",
-        lambda source: f"{source['shards']:,} shards",
+        lambda source: counted(source["shards"], "shard"),
     ):
         yield f"counted from the remote shards by every process that starts: {found}; run `fmsdata index` once instead"
     if lanes % report["world_size"]:
         yield (
-            f"{report['world_size']} ranks don't divide {lanes} lanes: nothing is lost or repeated, "
+            f"{counted(report['world_size'], 'rank')} don't divide {counted(lanes, 'lane')}: nothing is lost or "
+            "repeated, "
             "but the order differs from that at the world sizes that do"
         )
     last = max((phase["until_tokens"] or 0 for phase in report["phases"]), default=0)
@@ -303,7 +306,7 @@ def _drifts(lanes: int) -> Callable[[str, Any], bool]:
 
 def _describe_drift(source: Any) -> str:
     better = source["proposed_lanes"]
-    return f"{source['drift']:.0%}" + (f", below {LARGEST_DRIFT:.0%} with {better:,} lanes" if better else "")
+    return f"{source['drift']:.0%}" + (f", below {LARGEST_DRIFT:.0%} with {counted(better, 'lane')}" if better else "")
 
 
 def _doubled_sources(readers: Mapping[str, ShardReader]) -> Iterator[str]:
@@ -313,7 +316,7 @@ def _doubled_sources(readers: Mapping[str, ShardReader]) -> Iterator[str]:
         if a.files is not None or b.files is not None:
             shared = sorted(_files(a) & _files(b))
             if shared:
-                yield f"sources {first!r} and {second!r} both read {len(shared):,} files, such as {shared[0]}"
+                yield f"sources {first!r} and {second!r} both read {counted(len(shared), 'file')}, such as {shared[0]}"
             continue
         if a.path.url == b.path.url:
             continue

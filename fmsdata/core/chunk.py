@@ -271,7 +271,7 @@ class Item:
         if len(new) == len(self):
             return Item(self._with_tokens(new))
         if len({span[:3] for span in self.spans}) > 1:
-            raise StageError(f"a line must keep its length of {len(self)} tokens, got {len(new)}")
+            raise StageError(f"a line must keep its length of {counted(len(self), 'token')}, got {len(new)}")
         begins = int(self.chunk.spans[:, BEGINS].max())
         spans = np.array([[0, 0, len(new), self.document, 0, begins, 0]], np.int64)
         return Item(Chunk([_renewed(self._origin, new)], spans, np.array([0, 1], np.int64)))

@@ -18,5 +18,6 @@ OUTPUT_NAMES = (
     "label_source_ids",
     "provenance",
     "epochs",
+    "pieces",
 )
 LARGEST_WEIGHT = 1e30  # of a source

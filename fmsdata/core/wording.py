@@ -11,10 +11,19 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 def counted(number: int, noun: str) -> str:
     """A number of things.
 
-    >>> counted(1, "token"), counted(4_096, "token")
-    ('1 token', '4,096 tokens')
+    >>> counted(1, "token"), counted(4_096, "token"), counted(2, "batch")
+    ('1 token', '4,096 tokens', '2 batches')
     """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun if number == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """More than one of something.
+
+    >>> plural("lane"), plural("batch"), plural("worker process")
+    ('lanes', 'batches', 'worker processes')
+    """
+    return f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
 
 
 def listed(items: Sequence[object], last: str = ", ") -> str:

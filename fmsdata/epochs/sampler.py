@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fmsdata.core.checks import flag, whole
 from fmsdata.core.outline import Outline, facts_of, outline_of
 from fmsdata.core.state import State
-from fmsdata.core.wording import shown
+from fmsdata.core.wording import counted, shown
 from fmsdata.epochs.cursor import Change, Cursor, Layout, PlannedBatch
 from fmsdata.epochs.exclusions import Exclusions, checked_ids
 from fmsdata.epochs.fingerprint import fingerprint
@@ -171,7 +171,8 @@ class EpochSampler:
         """Begin the next epoch, if the last one was handed out. A loop over a loader calls this."""
         if len(self.rows) != self._size:
             raise ConfigError(
-                f"the dataset had {self._size} rows when its sampler was created, and has {len(self.rows)} now; create "
+                f"the dataset had {counted(self._size, 'row')} when its sampler was created, and has "
+                f"{len(self.rows)} now; create "
                 "a new sampler for the new rows"
             )
         named, self._named_epoch = self._named_epoch, False
@@ -221,7 +222,9 @@ class EpochSampler:
         if self.cursor.start or self.cursor.cut:
             raise ConfigError("set_skip is for an epoch whose order did not change on the way; load a state instead")
         if cursor.position > cursor.end(self.layout):
-            raise ConfigError(f"set_skip({batches}) is after the end of the epoch, which has {self.batches} batches")
+            raise ConfigError(
+                f"set_skip({batches}) is after the end of the epoch, which has {counted(self.batches, 'batch')}"
+            )
         self.cursor = cursor.with_due_changes(self.layout)
 
     def exclude(self, ids: Iterable[int], *, mode: Literal["next_epoch", "immediate"] = "next_epoch") -> None:
@@ -294,7 +297,11 @@ class EpochSampler:
         """Raise if an epoch would have no batches."""
         size = self._orders.size(excluded, weights)
         if self.drop_last and size < self.global_batch:
-            left = f"{size} of {self._size} rows are not excluded" if len(excluded) else f"there are {size} rows"
+            left = (
+                f"{size} of {counted(self._size, 'row')} are not excluded"
+                if len(excluded)
+                else f"there are {counted(size, 'row')}"
+            )
             raise ConfigError(
                 f"global_batch is {self.global_batch}, but {left}: with drop_last=True an epoch would have no batches; "
                 "use a smaller global_batch, or drop_last=False, which fills up with marked rows"

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fmsdata.core.checks import whole
 from fmsdata.core.outline import Outline, facts_of, outline_of
 from fmsdata.core.state import State, plain
-from fmsdata.core.wording import shown
+from fmsdata.core.wording import counted, shown
 from fmsdata.epochs.rows import Rows
 from fmsdata.epochs.sampler import EpochSampler
 from fmsdata.errors import ConfigError, FmsdataWarning, StageError, StateError
@@ -495,7 +495,7 @@ class StatefulDataLoader:
         if requested > len(self._mine):
             warnings.warn(
                 f"num_workers is {requested}, but rank {self.rank} of {self.world_size} has {len(self._mine)} of the "
-                f"{self.data.lanes} lanes: it uses {len(self._mine)} workers",
+                f"{counted(self.data.lanes, 'lane')}: it uses {len(self._mine)} workers",
                 FmsdataWarning,
                 stacklevel=3,
             )

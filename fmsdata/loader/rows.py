@@ -13,7 +13,7 @@ from typing import Any
 from fmsdata.core.checks import flag, whole
 from fmsdata.core.outline import Outline, facts_of
 from fmsdata.core.state import State
-from fmsdata.core.wording import shown
+from fmsdata.core.wording import counted, shown
 from fmsdata.epochs.cursor import Cursor, PlannedBatch
 from fmsdata.epochs.rows import length
 from fmsdata.epochs.sampler import EpochSampler
@@ -56,7 +56,9 @@ class RowLoader(StatefulDataLoader):
         if not isinstance(sampler, EpochSampler):
             raise ConfigError(f"sampler is {shown(sampler)}; it must be an EpochSampler, as in EpochSampler(rows, ...)")
         if (size := length(data)) != (rows := len(sampler.rows)):
-            raise ConfigError(f"the loader reads {size} rows, but its sampler was made for {rows}; give both the same")
+            raise ConfigError(
+                f"the loader reads {counted(size, 'row')}, but its sampler was made for {rows}; give both the same"
+            )
         if drop_last is not None and drop_last != sampler.drop_last:
             raise ConfigError(f"drop_last is {drop_last}, but it is {sampler.drop_last} in the sampler: set it there")
         self.data: Any = data
@@ -267,7 +269,8 @@ def _checked_batch(batch_size: int, sampler: EpochSampler) -> int:
     step = batch_size * sampler.world_size
     if sampler.global_batch % step:
         raise ConfigError(
-            f"batch_size is {batch_size} on each of {sampler.world_size} ranks, {step} rows in all, but global_batch "
+            f"batch_size is {batch_size} on each of {counted(sampler.world_size, 'rank')}, "
+            f"{counted(step, 'row')} in all, but global_batch "
             f"is {sampler.global_batch}; it must be that, or a multiple to accumulate gradients over several steps"
         )
     return batch_size

@@ -121,7 +121,9 @@ class Replay:
     def require_step(self, step: int) -> None:
         """Raise if a step can't be replayed with this configuration."""
         if self._last is not None and step >= self._last:
-            raise ConfigError(f"there is no step {step}: the pass ends after {self._last} steps, 0 to {self._last - 1}")
+            raise ConfigError(
+                f"there is no step {step}: the pass ends after {counted(self._last, 'step')}, 0 to {self._last - 1}"
+            )
         if step < self._edited:
             raise StateError(
                 f"the mix was edited at step {self._edited}, after step {step}: to trace step {step}, use the "

@@ -28,7 +28,7 @@ from fmsdata.core.lane import Lane
 from fmsdata.core.outline import Outline, facts_of, outline_of
 from fmsdata.core.stage import Stage, endless, tokens_only
 from fmsdata.core.state import State
-from fmsdata.core.wording import shown
+from fmsdata.core.wording import counted, shown
 from fmsdata.errors import ConfigError, StateError
 from fmsdata.planning.schedule import Segment
 from fmsdata.prefetch.open_files import OpenFiles
@@ -106,7 +106,7 @@ class Rescalable(IterableDataset[Item]):
             raise ConfigError(f"rank is {rank} of world size {world_size}; it must be from 0 to world size - 1")
         if world_size > self.lanes:
             raise ConfigError(
-                f"world size {world_size} is more than the {self.lanes} lanes of this run: "
+                f"world size {world_size} is more than the {counted(self.lanes, 'lane')} of this run: "
                 "some ranks would have nothing to read; use fewer ranks, or start the run with more lanes"
             )
         return range(rank, self.lanes, world_size)

@@ -109,7 +109,7 @@ class Stats:
                 )
         if lanes > first.lanes_of_run:
             raise ConfigError(
-                f"these stats are of {lanes} lanes, but the run has {first.lanes_of_run}; "
+                f"these stats are of {counted(lanes, 'lane')}, but the run has {first.lanes_of_run}; "
                 "give the stats of each rank once"
             )
         return cls(

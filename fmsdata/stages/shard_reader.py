@@ -21,7 +21,7 @@ from fmsdata.core.outline import facts_of
 from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, TAIL, Buffer
 from fmsdata.core.stage import Size, Stage
 from fmsdata.core.state import State, number
-from fmsdata.core.wording import shown
+from fmsdata.core.wording import counted, shown
 from fmsdata.corpus.counts import open_source
 from fmsdata.corpus.selection import SourcePath, locate
 from fmsdata.errors import ConfigError, DataError, StateError
@@ -87,7 +87,7 @@ class ShardReader(Stage):
         self._files = open_source(location, column, self.files)
         self.counts = self._files.counts
         if not self.counts.documents.sum():
-            raise DataError(f"{self.path}: the {len(self.counts.shards)} shards hold no documents")
+            raise DataError(f"{self.path}: {counted(len(self.counts.shards), 'shard')} without documents")
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
         return _ReaderIterator(self, lane, state)
@@ -230,7 +230,8 @@ class _ReaderIterator(StageIterator):
                 raise Exhausted(last=self._order.has_last)
             if self._visited > len(blocks[0].length):
                 raise StateError(
-                    f"'document' is {self._visited}, but the block has only {len(blocks[0].length)} documents"
+                    f"'document' is {self._visited}, but the block has only "
+                    f"{counted(len(blocks[0].length), 'document')}"
                 )
             chunk = self._in_order(blocks)
             self._place, self._visited = self._place + len(blocks), 0
@@ -305,8 +306,9 @@ class _ReaderIterator(StageIterator):
         blocks = (self._read_block(PlannedBlock(0, block, plan.address(block))) for block in range(plan.blocks))
         if not any((block.length >= least).any() for block in blocks):
             raise DataError(
-                f"source {self._source!r}: none of its {self._reader.size().documents} documents has at least "
-                f"{least} tokens (min_length) after stripping; lower min_length or remove the source"
+                f"source {self._source!r}: none of its {counted(self._reader.size().documents, 'document')} has "
+                "at least "
+                f"{counted(least, 'token')} (min_length) after stripping; lower min_length or remove the source"
             )
 
 

@@ -25,6 +25,7 @@ from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITI
 from fmsdata.core.stage import Size, Stage
 from fmsdata.core.state import State
 from fmsdata.core.tokens import Tokens
+from fmsdata.core.wording import counted
 from fmsdata.corpus.tokenizer import FILE, open_tokenizer, token_type
 from fmsdata.corpus.tokenizer_threads import THREADS
 from fmsdata.errors import ConfigError, DataError, FmsdataError, StageError
@@ -249,7 +250,8 @@ class _TokenizeIterator(StageIterator):
             if self._dropped > PATIENCE * max(1, self._stage.below.size().tokens):
                 raise DataError(
                     f"source {self._lane.source or self._stage.source_name()!r}: none of its documents has at least "
-                    f"{max(1, self._stage.min_length)} tokens (min_length) after stripping; lower min_length or remove "
+                    f"{counted(max(1, self._stage.min_length), 'token')} (min_length) after stripping; lower "
+                    "min_length or remove "
                     "the source"
                 )
 

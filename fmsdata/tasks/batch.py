@@ -15,6 +15,7 @@ import torch
 from fmsdata.core.chunk import Chunk, Row, check_lengths, epochs, provenance
 from fmsdata.core.keys import Ints, Keys, mix_array, offsets
 from fmsdata.core.memory import Source
+from fmsdata.core.pieces import Piece, pieces_of
 from fmsdata.core.spans import BEGINS, BUFFER, DOCUMENT, LENGTH, PADDING, POSITION, TAIL, Span
 from fmsdata.core.tokens import Tokens
 from fmsdata.core.wording import counted, shown
@@ -206,6 +207,10 @@ def _epochs(batch: Batch) -> list[list[int]]:
     return epochs(batch.lines)
 
 
+def _pieces(batch: Batch) -> list[list[Piece]]:
+    return [list(pieces_of(batch.lines, row, batch.tokens[row].tolist())) for row in range(len(batch))]
+
+
 OUTPUTS: dict[str, Callable[[Batch], Any]] = {
     "document_ids": _document_ids,
     "position_ids": _position_ids,
@@ -216,6 +221,7 @@ OUTPUTS: dict[str, Callable[[Batch], Any]] = {
     "label_source_ids": _label_source_ids,
     "provenance": _provenance,
     "epochs": _epochs,
+    "pieces": _pieces,
 }
 
 

@@ -14,7 +14,7 @@ from fmsdata.core.lane import Lane
 from fmsdata.core.options import Mode
 from fmsdata.core.stage import Stage, endless, tokens_only
 from fmsdata.core.state import State
-from fmsdata.core.wording import shown
+from fmsdata.core.wording import counted, shown
 from fmsdata.errors import ConfigError
 from fmsdata.stages.pack import pad, split
 from fmsdata.stages.pack.bestfit import BestFitMode
@@ -99,7 +99,8 @@ class Pack(Stage):
         self.seq_len = whole("seq_len", seq_len)
         if self.seq_len < needed:
             raise ConfigError(
-                f"seq_len is {seq_len}; a line needs room for at least {needed} tokens (bol, eol and one of a document)"
+                f"seq_len is {seq_len}; a line needs room for at least {counted(needed, 'token')} (bol, eol and "
+                "one of a document)"
             )
         self.crop = flag("crop", crop)
         self.max_documents = None if max_documents is None else whole("max_documents", max_documents, least=1)
@@ -171,7 +172,7 @@ def check_options(
         )
     if crop and max_documents is not None:
         raise ConfigError(
-            f"crop fills every line, which {max_documents} documents may be too short for; "
+            f"crop fills every line, which {counted(max_documents, 'document')} may be too short for; "
             "give one of `crop` and `max_documents`"
         )
     if pad is None and not MODES[mode].fills_lines and not crop:
