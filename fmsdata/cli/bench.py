@@ -261,7 +261,7 @@ def _print(report: dict[str, Any], out: "Console") -> None:
     names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
     for name, value, words in rows:
         guide = f"{name:{names}}  {value:>{values}}  "
-        write(out, words, "dim", guide=guide, indent=" " * len(guide))
+        write(out, words, "dim", guide=guide, indent=" " * len(guide), apart=True)
 
 
 def _megabytes(size: int) -> str:

@@ -89,11 +89,13 @@ class Stage(IterableDataset[Item]):
                 named["made_by"] = made.name.written
         return {"stage": type(self).__name__, **named, **self.parameters(), **({"children": below} if below else {})}
 
-    def outline(self, name: str = "") -> Outline:
+    def outline(self, name: str | None = None) -> Outline:
         """The stage and all below it as a tree for people: what `repr` and `fmsdata plan` print."""
         children = self.children()
+        if name is None:  # a source alone
+            name = "" if children else self.source_name()
         below = tuple(stage.outline("" if name == "below" else name) for name, stage in children.items())
-        return Outline(type(self).__name__, self._facts(), name or ("" if children else self.source_name()), below)
+        return Outline(type(self).__name__, self._facts(), name, below)
 
     def _facts(self) -> str:
         """What is worth knowing about the stage, in one line."""

@@ -4,7 +4,8 @@ In a terminal, lines are wrapped between words, and a table that is too wide bec
 nothing is wrapped, and no line ends with blanks.
 """
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -13,27 +14,45 @@ from rich.text import Text
 from fmsdata.core.outline import Outline
 
 BETWEEN = "  "  # columns of a table
-LEAST_WORDS = 24  # characters of a line beside its guide; with less, the words start on the next line
+LEAST_WORDS = 24  # characters of a line beside its guide
+WORD = re.compile(r"\S+")
 
 
-def write(out: Console, words: str | Text, style: str = "", *, guide: str | Text = "", indent: str = "") -> None:
+def write(
+    out: Console, words: str | Text, style: str = "", *, guide: str | Text = "", indent: str = "", apart: bool = False
+) -> None:
     """Print words after a guide. Further lines start with the indent.
 
-    A word that is longer than a line stays whole.
+    A word that does not fit beside the guide moves to the left, and one that is longer than a line stays
+    whole. With `apart`, the words start on a line of their own if there is little room beside the guide.
     """
     text = words.copy() if isinstance(words, Text) else Text(words, style)
-    first = guide if isinstance(guide, Text) else Text(guide)
+    lead = guide if isinstance(guide, Text) else Text(guide)
     if not out.is_terminal:
-        lines = [text]
-    elif out.width - cell_len(indent) < LEAST_WORDS < out.width and first.plain.strip():
-        out.print(_without_end(first), soft_wrap=True)
-        first = Text("  ")
-        indent = "  "
-        lines = list(text.wrap(out, out.width - 2, overflow="ignore"))
-    else:
-        lines = list(text.wrap(out, max(1, out.width - cell_len(indent)), overflow="ignore"))
-    for number, line in enumerate(lines):
-        out.print(_without_end((first if number == 0 else Text(indent)) + line), soft_wrap=True)
+        out.print(_without_end(lead + text), soft_wrap=True)
+        return
+    if apart and out.width - cell_len(indent) < LEAST_WORDS:
+        out.print(_without_end(lead), soft_wrap=True)
+        lead, indent = Text("  "), "  "
+    for line in _wrapped(text, max(LEAST_WORDS, out.width - cell_len(indent))):
+        left = out.width - cell_len(line.plain)
+        if cell_len(lead.plain) > left:
+            if lead.plain.strip():
+                out.print(_without_end(lead), soft_wrap=True)
+            lead = Text(" " * max(0, left))
+        out.print(_without_end(lead + line), soft_wrap=True)
+        lead = Text(indent)
+
+
+def _wrapped(text: Text, width: int) -> Iterator[Text]:
+    """The text in lines of whole words."""
+    starts, begin = [], 0
+    for word in WORD.finditer(text.plain):
+        if cell_len(text.plain[begin : word.end()]) > width and word.start() > begin:
+            begin = word.start()
+            starts.append(begin)
+    for line in text.divide(starts):
+        yield _without_end(line)
 
 
 def write_table(

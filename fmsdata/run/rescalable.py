@@ -182,7 +182,7 @@ class Rescalable(IterableDataset[Item]):
     def outline(self) -> Outline:
         """The pipeline as a tree for people: what `repr` and `fmsdata plan` print."""
         facts = {"lanes": self.lanes, "seed": self.seed, "epochs": self.epochs}
-        return Outline(type(self).__name__, facts_of(facts), below=(self.lines.outline(),))
+        return Outline(type(self).__name__, facts_of(facts), below=(self.lines.outline(""),))
 
     def __repr__(self) -> str:
         return outline_of(self).text()
