@@ -60,6 +60,9 @@ def test_the_quick_start_in_the_readme_runs_when_pasted(tmp_path: Path) -> None:
         done = run([sys.executable, "pasted.py"])
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines() == [f"{step} torch.Size([8, 32]) torch.Size([8, 32])" for step in range(3)]
+        done = run([str(Path(sys.executable).with_name("fmsdata")), "preview", "run.yaml"])
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count(" epoch ") == done.stdout.count(" epoch 0: ") >= 8, "it starts in the first epoch"
 
 
 @pytest.fixture
