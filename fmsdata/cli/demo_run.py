@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.panel import Panel
 from rich.text import Text
 
 from fmsdata import testing
@@ -52,7 +51,7 @@ def run_demo(folder: Path, console: Console) -> None:
     _show_sample(make, console)
     _show_rescaling(make, console)
     _show_epoch(make, folder, console)
-    console.print("[green]Same stream, nothing lost, nothing twice.[/]")
+    write(console, "✓ Same stream, nothing lost, nothing twice.", "green")
 
 
 def _show_corpus(data: Rescalable, console: Console) -> None:
@@ -72,10 +71,9 @@ def _show_sample(make: testing.MakeLoader, console: Console) -> None:
     ids = batch["input_ids"][0].tolist()
     text = Text(bytes(token for token in ids[:160] if token != EOS).decode(errors="replace") + " ...")
     title = f"sample 0 starts with {span.source}/{span.shard}, document {span.document}, token {span.start}"
-    if console.is_terminal:
-        console.print(Panel(text, title=title, title_align="left"))
-    else:
-        console.print(f"{title}:\n", text, "\n", sep="")
+    write(console, f"{title}:", "bold")
+    write(console, text)
+    console.print()
 
 
 def _show_rescaling(make: testing.MakeLoader, console: Console) -> None:

@@ -11,7 +11,7 @@ from fmsdata.config.build import build_data, evaluation_of, make_checkpoints, ma
 from fmsdata.config.read import read_config
 from fmsdata.config.sections import Config
 from fmsdata.core.own import OwnName
-from fmsdata.core.stage import Stage
+from fmsdata.core.stage import Stage, is_named
 from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError
 from fmsdata.loader.loader import StatefulDataLoader
@@ -76,7 +76,7 @@ class Run:
                 data=_without_rank(made.data),
                 task=made.task,
                 settings={setting: getattr(made, setting) for setting in OF_LOADER},
-                evaluation=made.evaluation,
+                evaluation={"samples": made.evaluation_samples} if made.evaluation else False,
                 checkpoints=made.checkpoint,
                 in_python=True,
             )
@@ -125,7 +125,7 @@ class Run:
     def own_stages(self) -> list[str]:
         """The stages of the user's own, which may drop and change documents, by name."""
         stages, known = _stages(self.data.lines), KEEPS_DOCUMENTS if self.in_python else Stage
-        return sorted({type(stage).__name__ for stage in stages if stage.is_named or not isinstance(stage, known)})
+        return sorted({type(stage).__name__ for stage in stages if is_named(stage) or not isinstance(stage, known)})
 
     def make_loader(self, rank: int, world_size: int, **changes: Any) -> StatefulDataLoader:
         """A loader of the run, with some arguments replaced. It has no checkpoints."""

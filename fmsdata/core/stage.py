@@ -135,11 +135,6 @@ class Stage(IterableDataset[Item]):
         children = saved.get("children")
         return children.get(name) if isinstance(children, Mapping) else None
 
-    @property
-    def is_named(self) -> bool:
-        """Whether the stage is one of the user's own that a configuration names."""
-        return "_made_by" in vars(self)
-
     def holds_text(self) -> bool:
         """Whether the items are UTF-8 text, as arrays of bytes, and not tokens."""
         return any(stage.holds_text() for stage in self.children().values())
@@ -199,6 +194,11 @@ class Stage(IterableDataset[Item]):
         with suppress(Exhausted):
             while True:
                 yield from iterator.read()
+
+
+def is_named(stage: Stage) -> bool:
+    """Whether the stage is one of the user's own that a configuration names."""
+    return "_made_by" in vars(stage)
 
 
 def _imported(name: tuple[Any, ...], arguments: State) -> MadeBy:

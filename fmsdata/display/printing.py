@@ -46,13 +46,14 @@ def write(
 
 def _wrapped(text: Text, width: int) -> Iterator[Text]:
     """The text in lines of whole words."""
-    starts, begin = [], 0
-    for word in WORD.finditer(text.plain):
-        if cell_len(text.plain[begin : word.end()]) > width and word.start() > begin:
-            begin = word.start()
-            starts.append(begin)
-    for line in text.divide(starts):
-        yield _without_end(line)
+    for paragraph in text.split(allow_blank=True):
+        starts, begin = [], 0
+        for word in WORD.finditer(paragraph.plain):
+            if cell_len(paragraph.plain[begin : word.end()]) > width and word.start() > begin:
+                begin = word.start()
+                starts.append(begin)
+        for line in paragraph.divide(starts):
+            yield _without_end(line)
 
 
 def write_table(

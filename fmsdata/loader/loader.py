@@ -139,8 +139,8 @@ class StatefulDataLoader:
         self._mine = data.lanes_of(self.rank, self.world_size)
         self.num_workers = self._enough_workers(whole("num_workers", num_workers))
         self.prefetch = whole("prefetch", prefetch)
-        self.evaluation, samples = checked_evaluation(evaluation, data, checkpoint)
-        self._pass = None if data.epochs is None else PassEnd(data, samples, checkpoint)
+        self.evaluation, self.evaluation_samples = checked_evaluation(evaluation, data, checkpoint)  # None: all samples
+        self._pass = None if data.epochs is None else PassEnd(data, self.evaluation_samples, checkpoint)
         self._iteration = 0  # the number of the evaluation in progress
         self._finish = BatchFinisher(
             collate=Collate(self.task, self.outputs, sources=self.sources, padding_segment=padding_segment),

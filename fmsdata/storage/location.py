@@ -73,7 +73,7 @@ class Location:
             error = error or url._error
             url = url.url
         if not isinstance(url, str | os.PathLike) or not os.fspath(url):
-            raise ConfigError(f"path is {url!r}; it must be the path of a folder")
+            raise ConfigError(f"path is {shown(url)}; it must be the path of a folder")
         if options is not None and not (isinstance(options, Mapping) and all(isinstance(key, str) for key in options)):
             raise ConfigError("storage_options must be a dict of options by name, as in {'anon': True}")
         if storage is not None and not isinstance(storage, Storage):
