@@ -195,7 +195,7 @@ def _result(thing: Any, name: str) -> Any:
 
 
 def _short(thing: object) -> str:
-    text = repr(thing)
+    text = shown(thing)
     return text if len(text) < 100 else f"a {type(thing).__qualname__}"
 
 
