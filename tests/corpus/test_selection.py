@@ -116,7 +116,7 @@ def test_sources_that_share_files_are_warned_about(web: Path, tmp_path: Path) ->
         return "\n".join(outlook(Run.of_config(config), None, 1)["warnings"])
 
     shared = warnings(one="part-[12].arrow", two="part-[23].arrow")
-    assert f"'one' and 'two' both read 1 files, such as {web}/part-2.arrow" in shared
+    assert f"'one' and 'two' both read 1 file, such as {web}/part-2.arrow" in shared
     assert "both read" not in warnings(one="part-[12].arrow", two="part-[03].arrow")
 
 

@@ -40,7 +40,7 @@ def find_inputs(source: Location) -> tuple[Location, list[InputFile], list[str]]
     notes = []
     if others:
         notes.append(
-            f"left out {counted(len(others), 'file')} that end in none of {', '.join(TEXTS)}, such as {others[0]}"
+            f"left out {counted(len(others), 'file')} whose ending is none of {', '.join(TEXTS)}, such as {others[0]}"
         )
     if len(texts) + len(others) < len(entries):
         notes.append("left out files that another program left behind, such as caches")
