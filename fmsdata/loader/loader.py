@@ -19,7 +19,9 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from fmsdata.core.checks import whole
-from fmsdata.core.state import State
+from fmsdata.core.outline import Outline, facts_of, outline_of
+from fmsdata.core.state import State, plain
+from fmsdata.core.wording import counted, shown
 from fmsdata.epochs.rows import Rows
 from fmsdata.epochs.sampler import EpochSampler
 from fmsdata.errors import ConfigError, FmsdataWarning, StageError, StateError
@@ -128,8 +130,7 @@ class StatefulDataLoader:
     ) -> None:
         if not isinstance(data, Rescalable):
             raise ConfigError(
-                "a loader reads a Rescalable, or rows with sampler=EpochSampler(rows, ...), not a "
-                f"{type(data).__name__} alone"
+                f"a loader reads a Rescalable, or rows with sampler=EpochSampler(rows, ...), not {shown(data)} alone"
             )
         for_rows = (sampler, collate_fn, prefetch_factor, drop_last)
         if any(argument is not None for argument in for_rows) or not row_ids:
@@ -150,8 +151,8 @@ class StatefulDataLoader:
         self._mine = data.lanes_of(self.rank, self.world_size)
         self.num_workers = self._enough_workers(whole("num_workers", num_workers))
         self.prefetch = whole("prefetch", prefetch)
-        self.evaluation, samples = checked_evaluation(evaluation, data, checkpoint)
-        self._pass = None if data.epochs is None else PassEnd(data, samples, checkpoint)
+        self.evaluation, self.evaluation_samples = checked_evaluation(evaluation, data, checkpoint)  # None: all samples
+        self._pass = None if data.epochs is None else PassEnd(data, self.evaluation_samples, checkpoint)
         self._iteration = 0  # the number of the evaluation in progress
         self._finish = BatchFinisher(
             collate=Collate(self.task, self.outputs, sources=self.sources, padding_segment=padding_segment),
@@ -395,6 +396,31 @@ class StatefulDataLoader:
         """
         return [] if self._engine is None else self._engine.pids
 
+    def describe(self) -> State:
+        """The loader and its pipeline as plain data: for logs, and to compare runs.
+
+        >>> loader.describe()["batch_size"]     # doctest: +SKIP
+        8
+        """
+        return {**self._settings(), "step": self._positions.step, "pipeline": self.data.describe()}
+
+    def outline(self) -> Outline:
+        """The loader and its pipeline as a tree for people: what `repr` prints."""
+        facts = {**self._settings(), "step": self._positions.step}
+        facts |= {name: None for name, value in facts.items() if value is False or value == []}
+        return Outline(type(self).__name__, facts_of(facts), below=(self.data.outline(),))
+
+    def _settings(self) -> State:
+        names = ("rank", "world_size", "batch_size", "num_workers", "prefetch", "steps", "evaluation")
+        settings = {name: plain(getattr(self, name)) for name in names}
+        return {**settings, "task": shown(self.task), "outputs": list(self.outputs)}
+
+    def __repr__(self) -> str:
+        return outline_of(self).text()
+
+    def _repr_html_(self) -> str:
+        return outline_of(self).html()
+
     def stats(self) -> Stats:
         """What this rank has consumed, how fast, and how long it waited.
 
@@ -501,7 +527,7 @@ class StatefulDataLoader:
         if requested > len(self._mine):
             warnings.warn(
                 f"num_workers is {requested}, but rank {self.rank} of {self.world_size} has {len(self._mine)} of the "
-                f"{self.data.lanes} lanes: it uses {len(self._mine)} workers",
+                f"{counted(self.data.lanes, 'lane')}: it uses {len(self._mine)} workers",
                 FmsdataWarning,
                 stacklevel=3,
             )

@@ -18,9 +18,11 @@ from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import Exhausted, StageIterator
 from fmsdata.core.keys import Ints, Keys, keys_of, mix_array, offsets
 from fmsdata.core.lane import Lane
+from fmsdata.core.outline import facts_of
 from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, Buffer
 from fmsdata.core.stage import Size, Stage
 from fmsdata.core.state import State, number
+from fmsdata.core.wording import counted, shown
 from fmsdata.corpus.counts import open_source
 from fmsdata.corpus.selection import SourcePath, locate
 from fmsdata.errors import ConfigError, DataError, StateError
@@ -86,7 +88,7 @@ class ShardReader(Stage):
         self._files = open_source(location, column, self.files)
         self.counts = self._files.counts
         if not self.counts.documents.sum():
-            raise DataError(f"{self.path}: the {len(self.counts.shards)} shards hold no documents")
+            raise DataError(f"{self.path}: {counted(len(self.counts.shards), 'shard')} without documents")
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
         return _ReaderIterator(self, lane, state)
@@ -109,6 +111,16 @@ class ShardReader(Stage):
             "folder": self.folder,
             **({} if self.files is None else {"files": list(self.files)}),
         }
+
+    def _facts(self) -> str:
+        return facts_of(
+            {
+                "shards": len(self.counts.shards),
+                "strip": list(self.strip) or None,
+                "min_length": self.min_length if self.min_length > 1 else None,
+                "max_epochs": self.max_epochs,
+            }
+        )
 
     def describe(self, source: str = "") -> State:
         return {**super().describe(source), "source": source or self.name}
@@ -284,8 +296,9 @@ class _ReaderIterator(StageIterator):
         least = max(1, self._reader.min_length)
         if not any((self._lengths(block) >= least).any() for block in range(self._order.plan.blocks)):
             raise DataError(
-                f"source {self._source!r}: none of its {self._reader.size().documents} documents has at least "
-                f"{least} tokens (min_length) after stripping; lower min_length or remove the source"
+                f"source {self._source!r}: none of its {counted(self._reader.size().documents, 'document')} has "
+                "at least "
+                f"{counted(least, 'token')} (min_length) after stripping; lower min_length or remove the source"
             )
 
     def _lengths(self, block: int) -> Ints:
@@ -306,5 +319,5 @@ def _checked_epochs(epochs: float | None) -> float | None:
     if epochs is None:
         return None
     if isinstance(epochs, bool) or not isinstance(epochs, int | float) or not 0 < epochs < math.inf:
-        raise ConfigError(f"max_epochs is {epochs!r}; it must be a number above zero, or None for no end")
+        raise ConfigError(f"max_epochs is {shown(epochs)}; it must be a number above zero, or None for no end")
     return epochs
