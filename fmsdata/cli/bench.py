@@ -12,6 +12,7 @@ import numpy as np
 import typer
 
 from fmsdata.cli.common import (
+    ENDLESS,
     AsJson,
     ConfigFile,
     Overrides,
