@@ -83,7 +83,9 @@ def end(message: str) -> NoReturn:
 
 
 def end_with_torchrun() -> None:
-    """From now on, end this process when torchrun has ended in any way."""
+    """From now on, end this process when torchrun has ended in any way. Without torchrun, end now."""
+    if "RANK" not in os.environ:
+        sys.exit(f"start it with torchrun: torchrun --standalone --nproc-per-node 2 {' '.join(sys.argv)}")
     launcher = os.getppid()
 
     def watch() -> None:

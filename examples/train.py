@@ -125,7 +125,8 @@ class Run:
             states = train_state.load(folder, self.loader)
             self.step, self.tokens_seen, _ = train_state.restore(states, self.loader, scheduler=self.scheduler)
         if self.rank == 0:
-            print(f"from {folder.name if folder else 'the beginning'} on {self.world_size} ranks", flush=True)
+            ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+            print(f"from {folder.name if folder else 'the beginning'} on {ranks}", flush=True)
 
     def save(self) -> None:
         """Write a checkpoint of this step."""

@@ -184,6 +184,15 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def test_without_torchrun_the_example_says_how_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(sys, "argv", ["examples/train.py", "--out", "runs/demo"])
+    with pytest.raises(
+        SystemExit, match=r"torchrun --standalone --nproc-per-node 2 examples/train\.py --out runs/demo"
+    ):
+        imported("train").end_with_torchrun()
+
+
 def test_ranks_that_cannot_share_the_batch_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
