@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fmsdata.core.keys import key_of
 from fmsdata.core.state import EDITED, Restoring, State, is_count, number, parse, shown
 from fmsdata.epochs.cursor import Change, Cursor
 from fmsdata.epochs.exclusions import Exclusions
@@ -105,11 +106,17 @@ def unpack(states: State | Sequence[State], own: Saved, orders: OrderRecipe, siz
     return Saved(own.seed, own.shuffle, batch, own.rows, cursor, NextEpoch(next_excluded, new_weights))
 
 
-def moved(state: Any, earlier: Any, new: NewWeights) -> State:
-    """A state at the position of an earlier one, with the exclusions and weights that were set since."""
+def moved(state: Any, earlier: Any, new: NewWeights, changed: Mapping[int, int]) -> State:
+    """A state at the position of an earlier one, with the exclusions and weights that were set since.
+
+    `changed` has epochs before this one in which rows were excluded at once, and a key of those that were
+    excluded in the end.
+    """
     if not isinstance(earlier, Mapping) or any(earlier.get(name) != state[name] for name in COMMON):
         raise StateError(f"at is {shown(earlier)}; it must be an earlier state of the same sampler")
-    if earlier.get("epoch") == state["epoch"] and earlier.get("excluded") != state["excluded"]:
+    epoch, excluded = earlier.get("epoch"), earlier.get("excluded")
+    before = epoch in changed and changed[epoch] != key_of(str(excluded))
+    if before or (epoch == state["epoch"] and excluded != state["excluded"]):
         raise StateError(
             "rows were excluded or included at once (mode='immediate') since that state, which it can't take up; "
             "save the state of now, or use mode='next_epoch' where batches are in flight"

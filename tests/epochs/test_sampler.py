@@ -401,3 +401,23 @@ def test_a_state_from_before_an_immediate_exclusion_is_refused() -> None:
     sampler.exclude([1, 2], mode="immediate")
     with pytest.raises(StateError, match="excluded or included at once"):
         sampler.state_dict(at=earlier)
+
+
+def test_a_state_from_before_an_immediate_exclusion_is_refused_in_later_epochs_too() -> None:
+    """It would bring the rows back into what is left of its epoch."""
+    sampler = fmsdata.EpochSampler(range(8), global_batch=2, rank=0, world_size=1, seed=3)
+    rows = iter(sampler)
+    next(rows), next(rows)
+    before = sampler.state_dict()
+    sampler.exclude([6, 7], mode="immediate")
+    after = sampler.state_dict()
+    list(rows)
+    for _ in range(2):
+        list(sampler)
+        with pytest.raises(StateError, match="excluded or included at once"):
+            sampler.state_dict(at=before)
+        assert sampler.state_dict(at=after)["position"] == 2
+    sampler.reshuffle(epoch=0)
+    again = sampler.state_dict()
+    sampler.exclude([5])
+    assert sampler.state_dict(at=again)["next_excluded"] == "[5, 6, 7]"
