@@ -90,11 +90,9 @@ def test_a_template_that_marks_the_turns_is_believed() -> None:
     rows = made([CHAT, CHAT[:3]], MARKED)
     assert trained(rows, 0) == f"yes?{END}so long{END}"
     assert trained(rows, 1) == f"yes?{END}"
+    strict = MARKED.replace("{{ m['content'] }}", "{{ m['content'] + '' }}")
     with pytest.raises(DataError, match="row 1: the chat template refused its messages"):
-        made(
-            [CHAT, [{"role": "assistant", "content": 1}]],
-            MARKED.replace("{{ m['content'] }}", "{{ m['content'] + '' }}"),
-        ).table  # noqa: B018
+        made([CHAT, [{"role": "assistant", "content": 1}]], strict).table  # noqa: B018
     with pytest.raises(DataError, match="row 0: its chat template marks no token"):
         made([CHAT], MARKED.replace("== 'assistant'", "== 'model'")).table  # noqa: B018
     given = fmsdata.FineTuningRows(
