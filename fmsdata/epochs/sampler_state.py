@@ -115,7 +115,8 @@ def moved(state: Any, earlier: Any, new: NewWeights, changed: Mapping[int, int])
     if not isinstance(earlier, Mapping) or any(earlier.get(name) != state[name] for name in COMMON):
         raise StateError(f"at is {shown(earlier)}; it must be an earlier state of the same sampler")
     epoch, excluded = earlier.get("epoch"), earlier.get("excluded")
-    before = epoch in changed and changed[epoch] != key_of(str(excluded))
+    at_its_end = changed.get(epoch) if isinstance(epoch, int) else None
+    before = at_its_end not in (None, key_of(str(excluded)))
     if before or (epoch == state["epoch"] and excluded != state["excluded"]):
         raise StateError(
             "rows were excluded or included at once (mode='immediate') since that state, which it can't take up; "
