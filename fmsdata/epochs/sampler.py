@@ -224,7 +224,7 @@ class EpochSampler:
 
     def set_skip(self, batches: int) -> None:
         """Go to a global batch of the epoch in progress: skip this many from its beginning."""
-        cursor = self.cursor._replace(position=whole("batches", batches) * self.global_batch)
+        cursor = self.cursor._replace(position=whole("batches", batches) * self.global_batch, ended=False)
         if self.cursor.start or self.cursor.cut:
             raise ConfigError("set_skip is for an epoch whose order did not change on the way; load a state instead")
         if cursor.position > cursor.end(self.layout):
@@ -348,7 +348,8 @@ class EpochSampler:
         return agreed(state, self.ranks) if gather else state
 
     def _saved(self) -> Saved:
-        return Saved(self.seed, self.shuffle, self.global_batch, self.rows_described, self.cursor, self._next)
+        cursor = self.cursor._replace(ended=self.position > 0 and self.finished)
+        return Saved(self.seed, self.shuffle, self.global_batch, self.rows_described, cursor, self._next)
 
     @cached_property
     def rows_described(self) -> State:

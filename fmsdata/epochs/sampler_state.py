@@ -61,6 +61,7 @@ def pack(saved: Saved) -> State:
         "rows": json.dumps(saved.rows),
         "epoch": cursor.epoch,
         "position": cursor.position,
+        "ended": cursor.ended,
         "global_batch": saved.global_batch,
         "cut": cursor.cut,
         "step": cursor.step,
@@ -92,7 +93,10 @@ def unpack(states: State | Sequence[State], own: Saved, orders: OrderRecipe, siz
         if not (start <= position and cut <= position and batch):
             raise StateError(f"the position is {position}, after {start} and {cut}, with batches of {batch}: {EDITED}")
         changes = tuple(Change(number({"step": step}, "step"), dict(change)) for step, change in weights["changes"])
-        cursor = Cursor(number(state, "epoch"), position, order, start, cut, number(state, "step"), changes)
+        ended = state.get("ended", False)  # the first states did not have it
+        if not isinstance(ended, bool):
+            raise StateError(f"ended is {shown(ended)}: {EDITED}")
+        cursor = Cursor(number(state, "epoch"), position, order, start, cut, number(state, "step"), changes, ended)
         next_excluded = Exclusions.parse(state.get("next_excluded"), size)
         new_weights = _next_weights(weights["next"])
         if rows.get("weights") != own.rows["weights"]:  # those of the mixture were edited

@@ -309,6 +309,21 @@ def test_a_state_at_the_end_of_an_epoch_continues_with_the_next() -> None:
     assert resumed.samplers[0].step == 10
 
 
+@pytest.mark.parametrize("changed", [{"global_batch": 2}, {"global_batch": 6}, {"drop_last": False}])
+def test_rows_that_an_epoch_dropped_do_not_come_after_its_end(changed: dict[str, Any]) -> None:
+    """With other batches they would make an epoch of their own, which a trainer that counts loops would count."""
+    shape: dict[str, Any] = {"global_batch": 8, "drop_last": True}
+    ranks = Ranks(Rows(22), world_size=2, **shape)
+    ranks.epoch()
+    resumed = Ranks(Rows(22), world_size=1, states=ranks.states(), **{**shape, **changed})
+    again = Ranks(Rows(22), world_size=2, states=resumed.states(), **{**shape, **changed})
+    fresh = Ranks(Rows(22), world_size=1, **{**shape, **changed})
+    fresh.epoch()
+    assert resumed.epoch() == again.epoch() == fresh.epoch()
+    before = [{name: value for name, value in state.items() if name != "ended"} for state in ranks.states()]
+    Ranks(Rows(22), world_size=1, states=before, **shape).epoch()  # saved before states said so
+
+
 def test_ranks_that_disagree_are_noticed_on_load() -> None:
     ranks = Ranks(Rows(20), global_batch=4, world_size=2)
     ranks.samplers[1].exclude([3])
