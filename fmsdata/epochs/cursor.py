@@ -51,9 +51,12 @@ class Cursor(NamedTuple):
     cut: int = 0  # from where the samples are cut into global batches
     step: int = 0  # global batches before `cut`, of the whole run
     changes: tuple[Change, ...] = ()  # that are still to come, by step
+    ended: bool = False  # in the run that saved it: rows that it dropped are not left for other batches
 
     def end(self, layout: Layout) -> int:
         """The position at which the epoch ends: whole global batches, dropped or filled up."""
+        if self.ended:
+            return self.position
         left = max(0, self.start + self.order.size - self.cut)
         size = layout.global_batch
         return self.cut + (left // size if layout.drop_last else -(-left // size)) * size
