@@ -71,9 +71,9 @@ class OwnName(NamedTuple):
             return importlib.import_module(module)
         except (Exception, SystemExit) as error:
             if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-                raise ConfigError(
-                    f"{self}: there is no module {error.name!r} in {', '.join(self.folders)} or on Python's search path"
-                ) from None
+                hint = f"; write {self.written.replace('.py:', ':', 1)}" if module.endswith(".py") else ""
+                places = f"in {', '.join(self.folders)} or on Python's search path"
+                raise ConfigError(f"{self}: there is no module {error.name!r} {places}{hint}") from None
             raise ConfigError(f"{self}: importing {module} failed: {type(error).__name__}: {error}") from error
 
     def __str__(self) -> str:

@@ -1,5 +1,6 @@
 """The iterator of stages that transform items one by one."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fmsdata.core.chunk import Chunk, Item
@@ -70,7 +71,7 @@ class TransformIterator(StageIterator):
     def _transform(self, item: Item) -> list[Item]:
         name = type(self._stage).__name__
         returned = self._stage.transform(item, mix(item.key ^ self._salt))
-        if returned is None or isinstance(returned, Item):
+        if isinstance(returned, Item) or not isinstance(returned, Iterable):
             raise StageError(f"{name}.transform returned {shown(returned)}, expected a list of Items or a generator")
         outputs = list(returned)
         for output in outputs:

@@ -52,7 +52,8 @@ def shown(value: object) -> str:
     ('3.5', 'an object of class object')
     """
     try:
-        text = f"{type(value).__name__}(...)" if hasattr(value, "outline") else repr(value)
+        drawn = hasattr(value, "outline") and not isinstance(value, type)
+        text = f"{type(value).__name__}(...)" if drawn else repr(value)
     except Exception:  # a repr that fails must not hide what is wrong with the value
         text = f"an object of class {type(value).__name__}"
     first, *more = text.split("\n", 1)

@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
+from fmsdata.core.checks import whole
 from fmsdata.core.pieces import Piece
 from fmsdata.core.wording import counted, few, shown
 from fmsdata.display.decoding import Decode, decoder, shortened, show_ids
@@ -43,8 +44,8 @@ def show(batch: Mapping[str, Any], tokenizer: object = None, *, rows: int | None
     """Print a batch: the documents in each row, where they come from, and their tokens or text.
 
     Ask the loader for the output `pieces`, which holds the tokens of each row with their origin. Without
-    it, rows are shown without origins. `tokenizer` is what `Tokenize` takes, or a tokenizer of
-    transformers or tokenizers; without one, tokens are numbers. `full` shows long documents in full.
+    it, rows are shown without origins. `tokenizer` is what `Tokenize` takes, or any object with decode();
+    without one, tokens are numbers. `full` shows long documents in full.
 
     >>> loader = fmsdata.build_loader("run.yaml", {"loader.outputs": ["pieces"]})     # doctest: +SKIP
     >>> fmsdata.show(next(loader), tokenizer="tokenizer.json", rows=2)                # doctest: +SKIP
@@ -52,6 +53,13 @@ def show(batch: Mapping[str, Any], tokenizer: object = None, *, rows: int | None
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
         raise ConfigError(f"show takes a batch of a loader, a dict with `input_ids` of rows, not {shown(batch)}")
+    if rows is not None:
+        whole("rows", rows, least=1)
+    if PIECES in batch and (not isinstance(batch[PIECES], list) or len(batch[PIECES]) != len(ids)):
+        raise ConfigError(
+            f"`pieces` of the batch must have one list for each of the {counted(len(ids), 'row')} of `input_ids`, "
+            f"not {shown(batch[PIECES])}; to see some of the rows, give the whole batch and rows=N"
+        )
     decode = show_ids if tokenizer is None else decoder(tokenizer)
     out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     if PIECES in batch:

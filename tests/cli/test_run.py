@@ -36,6 +36,9 @@ def changed():
     docs = fmsdata.Map(fmsdata.ShardReader({folder!r} + "/web"), lambda item: item.tokens + 1000)
     return fmsdata.Rescalable(fmsdata.Pack(docs, seq_len=17), lanes=6)
 
+def kind():
+    return fmsdata.Rescalable
+
 def lines():
     return data().lines
 """
@@ -94,6 +97,7 @@ def test_a_wrong_function_is_an_error_that_names_it(own: str, report: Callable[.
     for function, overrides, words in (
         ("dta", (), "has no 'dta'; did you mean 'data'?"),
         ("data", ("lane=3",), "has no parameter 'lane'; did you mean 'lanes'?"),
+        ("kind", (), "returned <class 'fmsdata.run.rescalable.Rescalable'>; it must return the data"),
         ("lines", (), "returned Shuffle(...); it must return the data, a Rescalable, or a StatefulDataLoader"),
     ):
         with pytest.raises(fmsdata.ConfigError) as caught:
@@ -101,6 +105,8 @@ def test_a_wrong_function_is_an_error_that_names_it(own: str, report: Callable[.
         assert words in str(caught.value)
     with pytest.raises(fmsdata.ConfigError, match="--section is for YAML files"):
         report("plan", f"{own}:data", section="data")
+    with pytest.raises(fmsdata.ConfigError, match=f"there is no module .*; write {own}:data"):
+        report("plan", f"{own}.py:data")
     with pytest.raises(fmsdata.ConfigError, match="nowhere"):
         report("plan", "nowhere.yaml")
 

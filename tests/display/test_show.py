@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -71,6 +72,35 @@ def test_rows_that_fill_up_a_pass_are_marked(corpus: Path, capsys: pytest.Captur
     filled = int(last["is_padding"].sum())
     assert filled
     assert printed(capsys, last).count(", padding: 17 tokens, 0 documents, 16 labels ignored") == filled
+
+
+class Words:
+    """A tokenizer that decodes, and is no part of any library."""
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(f"<{token}>" for token in ids)
+
+
+def test_an_object_that_decodes_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    batch = {"input_ids": torch.tensor([[7, 8, -100, 9]])}
+    assert "<7><8>⟨-100⟩<9>" in printed(capsys, batch, Words())
+    assert "\\x07\\x08⟨-100⟩\\t" in printed(capsys, batch, "bytes")
+    for wrong in (Words, object(), 3):
+        with pytest.raises(fmsdata.ConfigError, match="tokenizer is "):
+            fmsdata.show(batch, wrong)
+
+
+@pytest.mark.parametrize("rows", [0, -1, True, "x", 1.5])
+def test_a_wrong_number_of_rows_is_an_error(rows: Any) -> None:
+    with pytest.raises(fmsdata.ConfigError, match="rows is "):
+        fmsdata.show({"input_ids": torch.zeros(4, 2, dtype=torch.int64)}, rows=rows)
+
+
+def test_a_part_of_a_batch_with_the_pieces_of_all_of_it_is_an_error(corpus: Path) -> None:
+    batch = next(maker(corpus, loader__outputs=["pieces"], loader__batch_size=2)(0, 1))
+    for part in ({**batch, "input_ids": batch["input_ids"][:1]}, {**batch, "pieces": None}):
+        with pytest.raises(fmsdata.ConfigError, match=r"`pieces` of the batch .* rows=N"):
+            fmsdata.show(part)
 
 
 @pytest.mark.parametrize("wrong", [None, 3, {}, {"input_ids": [1, 2]}, {"labels": 3}], ids=str)

@@ -189,6 +189,26 @@ def test_the_worked_example_of_the_cloud_page_is_what_is_planned(dtype: Any, blo
     assert f" {blocks:,} |" in page
 
 
+def test_the_comparison_links_what_it_says_of_this_project_and_the_figure_is_that_of_the_benchmarks() -> None:
+    readme = (ROOT / "README.md").read_text()
+    section = readme[readme.index("## Beside other loaders") : readme.index("## In your trainer")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    header, _, *rows = rows
+    assert header[1] == "fmsdata"
+    assert len(rows) == 6
+    assert {len(row) for row in rows} == {len(header)}
+    for row in rows:
+        assert re.match(r"\[.+\]\((docs|tests)/", row[1]), f"no link: {row}"
+    measured = re.search(
+        r"^\| a thread, no workers \(the default\) \| ([\d, ]+)",
+        (ROOT / "benchmarks/README.md").read_text(),
+        re.MULTILINE,
+    )
+    assert measured
+    rounds = sorted(int(figure) for figure in measured[1].split(","))
+    assert f"{rounds[0]} to {rounds[-1]} million tokens per second" in readme
+
+
 def test_every_link_between_the_pages_leads_somewhere() -> None:
     def anchors(page: Path) -> set[str]:
         titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)

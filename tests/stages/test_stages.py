@@ -279,6 +279,16 @@ def test_a_transform_that_gives_no_item_is_told_so() -> None:
         next(iter(Wrong(Given([[7]]))))
 
 
+@pytest.mark.parametrize("returned", [None, 42, True])
+def test_a_transform_that_gives_no_list_is_told_so(returned: Any) -> None:
+    class Wrong(Stage):
+        def transform(self, _item: fmsdata.Item, _key: int) -> Any:
+            return returned
+
+    with pytest.raises(fmsdata.StageError, match=f"Wrong.transform returned {returned}, expected a list of Items"):
+        next(iter(Wrong(Given([[7]]))))
+
+
 def test_shuffle_moves_lines_only_inside_their_window() -> None:
     numbers = [[i] for i in range(10, 110)]
     order = [line[0] for line in first_lines(fmsdata.Shuffle(Given(numbers), window=25), 100)]
