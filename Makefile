@@ -6,7 +6,7 @@ COV ?= --cov=fmsdata
 
 .PHONY: setup demo test test-lowest check docs fuzz bench clean
 
-setup: .venv/.ready .swift/.ready
+setup: .venv/.ready .swift/.ready .trainers/.ready
 
 .venv/.ready: pyproject.toml constraints.txt binaries.txt
 	$(PYTHON) -m venv .venv
@@ -18,6 +18,16 @@ setup: .venv/.ready .swift/.ready
 .swift/.ready: swift.txt
 	$(PYTHON) -m venv .swift
 	.swift/bin/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --no-deps -r swift.txt
+	touch $@
+
+# The trainers of the integration tests, on top of the packages of .venv.
+PURELIB := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+TRAINERS_PIP := .trainers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps
+.trainers/.ready: trainers.txt .venv/.ready
+	$(PYTHON) -m venv .trainers
+	echo "import site; site.addsitedir('$$($(BIN)/python $(PURELIB))')" > $$(.trainers/bin/python $(PURELIB))/beside.pth
+	$(TRAINERS_PIP) -c trainers.txt setuptools wheel
+	$(TRAINERS_PIP) --no-build-isolation -r trainers.txt
 	touch $@
 
 demo: .venv/.ready
@@ -40,7 +50,7 @@ docs: .venv/.ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # The tests with the lowest versions of the dependencies that pyproject.toml allows. Not part of `make test`.
-test-lowest: .lowest/.ready .swift/.ready
+test-lowest: .lowest/.ready .swift/.ready .trainers/.ready
 	.lowest/bin/python -m pytest -n 2
 
 .lowest/.ready: pyproject.toml lowest.txt binaries.txt
@@ -60,4 +70,4 @@ bench: setup
 	$(BIN)/python benchmarks/cloud.py
 
 clean:
-	rm -rf .venv .swift .lowest build site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf .venv .swift .trainers .lowest build site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fmsdata.core.spans import Span as Span
     from fmsdata.core.stage import Stage as Stage
     from fmsdata.corpus.shard_writer import write_shard as write_shard
+    from fmsdata.display.show import show as show
     from fmsdata.epochs.fine_tuning import FineTuningRows as FineTuningRows
     from fmsdata.epochs.mixture import RowMixture as RowMixture
     from fmsdata.epochs.sampler import EpochSampler as EpochSampler
@@ -63,6 +64,7 @@ __version__ = "0.1.0"
 _MODULES = ("errors", "keys", "prepare", "testing", "trace", "train_state")
 _HOMES = {  # where public names come from
     "config.build": "build_loader",
+    "display.show": "show",
     "core.chunk": "Item",
     "core.iterator": "StageIterator",
     "core.lane": "Lane",

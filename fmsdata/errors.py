@@ -9,6 +9,10 @@ class ConfigError(FmsdataError):
     """An argument or a configuration value that cannot be used."""
 
 
+class NoSuchAttributeError(ConfigError, AttributeError):
+    """An attribute of torch's loaders that a trainer looks up, and a loader of fmsdata does not have."""
+
+
 class DataError(FmsdataError):
     """Shards that are missing, truncated, or of an unknown format."""
 

@@ -8,6 +8,7 @@ import pytest
 
 import fmsdata
 from tests.helpers import write_corpus
+from tests.integrations.environment import summary
 from tests.servers.fault_proxy import FaultProxy
 from tests.servers.object_store import ObjectStore, Server, SwiftStore
 
@@ -70,3 +71,10 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Best-fit packing in windows of 6 lines, so that a small corpus fills several."""
     defaults = {**(fmsdata.Pack.__init__.__kwdefaults__ or {}), "window": 6}
     monkeypatch.setattr(fmsdata.Pack.__init__, "__kwdefaults__", defaults)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The trainers that were tested, and what of them could not be."""
+    terminalreporter.section("trainers")
+    for line in summary():
+        terminalreporter.line(line)

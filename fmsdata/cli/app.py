@@ -5,7 +5,9 @@
 loading torch.
 """
 
+import shutil
 import sys
+import textwrap
 import warnings
 from importlib import import_module
 from typing import Annotated, Any
@@ -14,6 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from fmsdata import __version__
+from fmsdata.cli.common import in_terminal
 from fmsdata.errors import FmsdataError
 
 COMMANDS = {  # in the order of --help; each summary is the first line of the function's docstring
@@ -30,10 +33,11 @@ COMMANDS = {  # in the order of --help; each summary is the first line of the fu
     "schema": "Print the JSON schema of the configuration, for completion and checks in an editor.",
 }
 IN_TERMINAL = sys.stdout.isatty()
+COLUMNS = shutil.get_terminal_size().columns
+LEAST_COLUMNS = 100  # for help with frames, whose columns cut words in less
 STYLE: dict[str, Any] = {  # plain text in a pipe, wide enough for the summaries
-    "add_completion": False,
-    "rich_markup_mode": "markdown" if IN_TERMINAL else None,
-    "context_settings": {} if IN_TERMINAL else {"terminal_width": 160},
+    "rich_markup_mode": "markdown" if IN_TERMINAL and COLUMNS >= LEAST_COLUMNS else None,
+    "context_settings": {"terminal_width": COLUMNS} if IN_TERMINAL else {"terminal_width": 160},
 }
 
 
@@ -59,11 +63,48 @@ class LazyCommand(TyperCommand):
         return load(str(self.name)).make_context(*args, **options)
 
 
+def in_whole_words(command: Any) -> Any:
+    """The command, whose help breaks no word in a narrow terminal: each text stands below its option."""
+    if not IN_TERMINAL or COLUMNS >= LEAST_COLUMNS:
+        return command
+    context: Any = command.context_class
+
+    class Formatter(context.formatter_class):  # type: ignore[misc]
+        def write_dl(self, rows: Any, *_: Any, **__: Any) -> None:
+            for first, second in rows:
+                self._write_filled(first, 0)
+                self._write_filled(second, 4)
+
+        def write_text(self, text: str) -> None:
+            for paragraph in text.split("\n\n"):
+                self._write_filled(paragraph.replace("\b", "").strip(), 0)
+                self.write("\n")
+
+        def _write_filled(self, text: str, further: int) -> None:
+            indent = " " * (self.current_indent + further)
+            words = " ".join(text.split())
+            filled = textwrap.fill(
+                words,
+                self.width,
+                initial_indent=indent,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            self.write(f"{filled}\n")
+
+    class Context(context):  # type: ignore[misc]
+        formatter_class = Formatter
+
+    command.context_class = Context
+    return command
+
+
 def load(name: str) -> Any:
     """The real command of this name."""
-    alone = typer.Typer(**STYLE)
+    alone = typer.Typer(add_completion=False, **STYLE)
     alone.command(name)(getattr(import_module(f"fmsdata.cli.{name}"), name))
-    return typer.main.get_command(alone)
+    return in_whole_words(typer.main.get_command(alone))
 
 
 def command_line() -> Any:
@@ -72,12 +113,12 @@ def command_line() -> Any:
     app.callback()(options)
     group: Any = typer.main.get_command(app)
     for name, summary in COMMANDS.items():
-        group.add_command(LazyCommand(name, help=summary))
-    return group
+        group.add_command(LazyCommand(name, help=summary, short_help=summary))
+    return in_whole_words(group)
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    print(in_terminal(f"warning: {message}", sys.stderr), file=sys.stderr)
 
 
 def main() -> None:
@@ -88,7 +129,7 @@ def main() -> None:
     except BrokenPipeError:  # the reader of the pipe closed it, such as `head`
         sys.exit(1)
     except (FmsdataError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(in_terminal(f"error: {error}", sys.stderr), file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

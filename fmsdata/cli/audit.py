@@ -10,13 +10,12 @@ from fmsdata.cli.common import (
     AsJson,
     ConfigFile,
     Overrides,
+    Section,
     console,
-    endless,
     live,
-    parse_overrides,
     print_json,
-    without_checkpoint,
 )
+from fmsdata.core.wording import counted
 from fmsdata.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,6 +45,7 @@ def audit(
         str | None,
         typer.Option(help="The world sizes to simulate, such as 1,2,3,8.", show_default="some up to the lanes"),
     ] = None,
+    section: Section = None,
     as_json: AsJson = False,
 ) -> None:
     """Prove on your own data that the stream is the same at any scale, no token lost or repeated.
@@ -61,22 +61,18 @@ def audit(
     Example: fmsdata audit run.yaml --samples 20000 --world-sizes 8,64,48
     """
     from fmsdata.cli.audit_checks import Audit
-    from fmsdata.config.build import build_data
-    from fmsdata.config.read import read_config
+    from fmsdata.cli.run import open_run
 
-    given = without_checkpoint(parse_overrides(overrides))
-    finite, parsed = read_config(config, given), read_config(config, endless(given))
-    data = build_data(parsed)
-    sizes = choose_world_sizes(world_sizes, data.lanes)
+    whole, run = (open_run(config, overrides, section, finite=finite) for finite in (True, False))
+    sizes = choose_world_sizes(world_sizes, run.data.lanes)
     with live() as bar:
         report = Audit(
-            config=parsed,
-            data=data,
+            run=run,
             samples=samples,
             epoch=epoch,
             world_sizes=sizes,
-            finite=finite if finite.epochs or finite.evaluation else None,
-        ).run(bar)
+            finite=None if whole.data.epochs is None else whole,
+        ).check(bar)
     if as_json:
         print_json(asdict(report))
     else:
@@ -104,19 +100,22 @@ def choose_world_sizes(given: str | None, lanes: int) -> list[int]:
     for size in chosen:
         if not 1 <= size <= lanes:
             raise ConfigError(
-                f"--world-sizes: {size} is not possible; this run has {lanes} lanes, so it must be from 1 to {lanes}"
+                f"--world-sizes: {size} is not possible; this run has {counted(lanes, 'lane')}, so it must be "
+                f"from 1 to {lanes}"
             )
     return chosen if len(chosen) > 1 else chosen * 2
 
 
 def _print(report: "Report", out: "Console") -> None:
+    from fmsdata.display.printing import write
+
+    if report.holds:
+        laws = "Laws 1, 2 and 7" if report.pass_samples else "Laws 1 and 2"
+        write(out, f"✓ {laws} hold in everything that was checked.", "bold green")
+    else:
+        write(out, f"✗ {report.broken}", "bold red")
     for title, sentences in (("Checked", report.checked), ("Not checked", report.not_checked)):
         if sentences:
             out.print(title, style="bold")
             for sentence in sentences:
-                out.print(f"  - {sentence}", markup=False)
-    if report.holds:
-        laws = "Laws 1, 2 and 7" if report.pass_samples else "Laws 1 and 2"
-        out.print(f"{laws} hold in everything that was checked.", style="bold green")
-    else:
-        out.print(report.broken, style="bold red", markup=False)
+                write(out, sentence, guide="  - ", indent="    ")

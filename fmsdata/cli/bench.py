@@ -17,13 +17,11 @@ from fmsdata.cli.common import (
     ConfigFile,
     Overrides,
     Rank,
+    Section,
     WorldSize,
     console,
-    endless,
     live,
-    parse_overrides,
     print_json,
-    without_checkpoint,
 )
 from fmsdata.core.wording import counted
 
@@ -34,6 +32,7 @@ SECONDS = 10.0
 INTERVAL_SECONDS = 0.1  # timings on shared machines are noisy: the report shows the median of such intervals
 COPY_SECONDS, COPY_BYTES = 0.5, 1 << 28  # more than the caches of a CPU hold
 MEGABYTE = 1e6
+MOST_WAITED = 0.01  # of the time, with which a loader keeps up
 
 
 def bench(
@@ -50,6 +49,7 @@ def bench(
     ] = 0.0,
     rank: Rank = 0,
     world_size: WorldSize = 1,
+    section: Section = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure tokens per second, time to the first batch, time spent waiting, and memory.
@@ -68,14 +68,12 @@ def bench(
         raise typer.BadParameter(
             f"--seconds is {limit:g} and --step-seconds is {step_seconds:g}; both must be durations"
         )
-    from fmsdata.config.build import build_data, make_loader
-    from fmsdata.config.read import read_config
+    from fmsdata.cli.run import open_run
 
     before = _peak_memory()
     began = time.perf_counter()
-    given = without_checkpoint(parse_overrides(overrides))
-    as_given, parsed = read_config(config, given), read_config(config, endless(given))
-    loader = make_loader(parsed, build_data(parsed), rank=rank, world_size=world_size)
+    run = open_run(config, overrides, section, finite=False)
+    loader = run.make_loader(rank, world_size, steps=None)
     built = time.perf_counter()
     try:
         stream = iter(loader)
@@ -85,14 +83,14 @@ def bench(
         memory = {"before": before, "this process": _peak_memory(), "workers": _workers_memory(loader.worker_pids)}
     finally:
         loader.close()
-    tokens = parsed.loader.batch_size * parsed.pack.seq_len
+    tokens = run.batch_size * run.seq_len
     copy = _copy_speed(tokens)
     speed = _speed(waits, ends, tokens)
     report = {
         "rank": rank,
         "world_size": world_size,
         "workers": loader.num_workers,
-        "finite_read_as_endless": bool(as_given.epochs or as_given.evaluation),
+        "finite_read_as_endless": run.was_finite,
         "tokens_per_batch": tokens,
         "step_seconds": step_seconds,
         "seconds_to_build": built - began,
@@ -189,66 +187,86 @@ def _workers_memory(pids: list[int]) -> list[int] | None:
     return peaks
 
 
+def verdict(report: dict[str, Any]) -> str:
+    """What the measurement means for a trainer, in one line."""
+    speed, steps, waited = (
+        report["tokens_per_second"]["overall"],
+        report["step_seconds"],
+        report["share_of_time_waited"],
+    )
+    if not steps:
+        return f"enough for {speed:,.0f} tokens/s per GPU"
+    enough = "enough" if waited <= MOST_WAITED else "not enough"
+    pace = report["tokens_per_batch"] / steps
+    return f"{enough} for {pace:,.0f} tokens/s per GPU (steps of {steps:g} s): waited {waited:.1%} of the time"
+
+
 def _print(report: dict[str, Any], out: "Console") -> None:
-    from rich.table import Table
+    from fmsdata.display.printing import write
 
     speed, waited, memory = (
         report[name] for name in ("tokens_per_second", "seconds_waited_per_step", "peak_memory_bytes")
     )
     steps = report["step_seconds"]
-    out.print(
+    write(out, verdict(report), "bold")
+    write(
+        out,
         f"rank {report['rank']} of {report['world_size']}, {counted(report['workers'], 'worker')}: "
-        f"{report['batches']:,} batches of {report['tokens_per_batch']:,} tokens in {report['seconds']:.1f} s",
-        style="bold",
+        f"{counted(report['batches'], 'batch')} of {counted(report['tokens_per_batch'], 'token')} "
+        f"in {report['seconds']:.1f} s",
     )
     if report["finite_read_as_endless"]:
-        out.print(f"{ENDLESS}.", markup=False)
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, justify="right", style="bold")
-    table.add_column(style="dim")
-
-    def megabytes(size: int) -> str:
-        return f"{size / MEGABYTE:,.0f} MB"
-
-    table.add_row(
-        "tokens per second",
-        f"{speed['median']:,.0f}",
-        f"median of {counted(report['intervals'], 'interval')}, {speed['slowest']:,.0f} to {speed['fastest']:,.0f}; "
-        f"{speed['overall']:,.0f} overall",
-    )
+        write(out, f"{ENDLESS}.")
     copy = f"{report['copy_tokens_per_second']:,.0f} tokens per second, one int64 array per batch"
-    if steps:
-        table.add_row("plain copy", "", f"{copy}; not compared, as the steps set the pace")
-    else:
-        table.add_row("of a plain copy", f"{report['share_of_copy']:.1%}", copy)
-    table.add_row(
-        "first batch after",
-        f"{report['seconds_to_first_batch']:.2f} s",
-        f"{report['seconds_to_build']:.2f} s of it to read the configuration and the counts",
-    )
-    table.add_row(
-        "waited per step",
-        f"{1000 * waited['median']:.2f} ms",
-        f"median; 99% below {1000 * waited['99th percentile']:.2f} ms, longest {1000 * waited['longest']:.2f} ms",
-    )
-    table.add_row(
-        "waited in total",
-        f"{report['share_of_time_waited']:.1%}",
-        f"of the time, with steps of {steps:g} s"
-        if steps
-        else "of the time, as there is no training; see --step-seconds",
-    )
-    table.add_row(
-        "peak memory",
-        megabytes(memory["this process"]),
-        f"resident in this process, including mapped shards; {megabytes(memory['before'])} before reading",
-    )
+    workers = memory["workers"]
+    rows = [
+        (
+            "tokens per second",
+            f"{speed['median']:,.0f}",
+            f"median of {counted(report['intervals'], 'interval')}, {speed['slowest']:,.0f} to "
+            f"{speed['fastest']:,.0f}; "
+            f"{speed['overall']:,.0f} overall",
+        ),
+        (
+            "first batch after",
+            f"{report['seconds_to_first_batch']:.2f} s",
+            f"{report['seconds_to_build']:.2f} s of it to read the configuration and the counts",
+        ),
+        (
+            "waited per step",
+            f"{1000 * waited['median']:.2f} ms",
+            f"median; 99% below {1000 * waited['99th percentile']:.2f} ms, longest {1000 * waited['longest']:.2f} ms",
+        ),
+        (
+            "waited in total",
+            f"{report['share_of_time_waited']:.1%}",
+            f"of the time, with steps of {steps:g} s"
+            if steps
+            else "of the time, as there is no training; see --step-seconds",
+        ),
+        (
+            "peak memory",
+            _megabytes(memory["this process"]),
+            f"resident in this process, including mapped shards; {_megabytes(memory['before'])} before reading",
+        ),
+    ]
     if report["workers"]:
-        workers = memory["workers"]
-        table.add_row(
-            "memory of workers",
-            "unknown" if workers is None else megabytes(sum(workers)),
-            "not reported by this system" if workers is None else "in total; memory they share counts for each",
+        rows.append(
+            (
+                "memory of workers",
+                "unknown" if workers is None else _megabytes(sum(workers)),
+                "not reported by this system" if workers is None else "in total; memory they share counts for each",
+            )
         )
-    out.print(table)
+    if steps:
+        rows.append(("plain copy", "", f"{copy}; not compared, as the steps set the pace"))
+    else:
+        rows.append(("of a plain copy", f"{report['share_of_copy']:.1%}", copy))
+    names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
+    for name, value, words in rows:
+        guide = f"{name:{names}}  {value:>{values}}  "
+        write(out, words, "dim", guide=guide, indent=" " * len(guide), apart=True)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / MEGABYTE:,.0f} MB"

@@ -5,10 +5,12 @@ used: a wrong option and `--help` of a command answer at once.
 """
 
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -18,13 +20,27 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-PIPE_WIDTH = 240
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file of the run.", show_default=False)]
+ConfigFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CONFIG",
+        help="The YAML file of the run, or module:function, a function of yours that returns its data or its loader.",
+        show_default=False,
+    ),
+]
+Section = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The section of the file that is the configuration, if the file holds more than that.",
+        show_default="the whole file",
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
-        help="Values that replace those in the file, such as loader.batch_size=4.",
+        help="Values that replace those in the file, such as loader.batch_size=4; of a function, its arguments.",
         show_default=False,
     ),
 ]
@@ -122,10 +138,10 @@ def endless(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def console() -> "Console":
-    """Where reports go: colours in a terminal, plain text in a pipe, wide enough for any row."""
+    """Where reports go: colours in a terminal, plain text in a pipe."""
     from rich.console import Console
 
-    return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    return Console(soft_wrap=True, highlight=False)
 
 
 def live() -> "Progress":
@@ -136,6 +152,22 @@ def live() -> "Progress":
     stderr = Console(stderr=True)
     columns = "{task.description}", BarColumn(), TaskProgressColumn(), "{task.fields[note]}", TimeRemainingColumn()
     return Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
+
+
+def in_terminal(text: str, stream: TextIO) -> str:
+    """A text for a terminal, wrapped between words; for a pipe, as it is."""
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(
+        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
+        for line in text.splitlines()
+    )
+
+
+def say(text: str) -> None:
+    """A line of a report that has no colours."""
+    print(in_terminal(text, sys.stdout), flush=True)  # flushed here, where a closed pipe is handled
 
 
 def print_json(report: Any, indent: int | None = 2) -> None:

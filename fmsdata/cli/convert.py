@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fmsdata.cli.common import AsJson, OutputOptions, StorageOptions, parse_storage_options
+from fmsdata.cli.common import AsJson, OutputOptions, StorageOptions, parse_storage_options, say
 
 
 def convert(
@@ -59,4 +59,4 @@ def convert(
         print_json({**done._asdict(), "output": str(done.output)})
         return
     holds = f"{counted(done.shards, 'shard')}, {counted(done.documents, 'document')}, {counted(done.tokens, 'token')}"
-    print(f"wrote {done.output}: {holds}", flush=True)
+    say(f"wrote {done.output}: {holds}")

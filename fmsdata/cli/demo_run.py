@@ -6,17 +6,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rich.box import HEAVY_HEAD
 from rich.console import Console
-from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from fmsdata import testing
 from fmsdata.cli.demo import write_corpus
-from fmsdata.cli.outlook import mixture_of
+from fmsdata.cli.run import mixture_of
 from fmsdata.config.build import build_data, make_loader
 from fmsdata.config.read import read_config
+from fmsdata.core.wording import counted
+from fmsdata.display.printing import write, write_table
 from fmsdata.errors import ConfigError
 from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.run.rescalable import Rescalable
@@ -52,23 +51,18 @@ def run_demo(folder: Path, console: Console) -> None:
     _show_sample(make, console)
     _show_rescaling(make, console)
     _show_epoch(make, folder, console)
-    console.print("[green]Same stream, nothing lost, nothing twice.[/]")
-
-
-def _table(title: str, console: Console) -> Table:
-    """A table, with lines in a terminal, and plain in a pipe."""
-    return Table(title=title, title_justify="left", box=HEAVY_HEAD if console.is_terminal else None)
+    write(console, "✓ Same stream, nothing lost, nothing twice.", "green")
 
 
 def _show_corpus(data: Rescalable, console: Console) -> None:
-    table = _table("The corpus: Python's own standard library, byte by byte", console)
-    for name in ("source", "documents", "tokens", "share of the mix"):
-        table.add_column(name, justify="left" if name == "source" else "right")
     mixture = mixture_of(data)
-    for name, stage in mixture.sources.items():
-        size = stage.size()
-        table.add_row(name, f"{size.documents:,}", f"{size.tokens:,}", f"{mixture.weights[name]:.0%}")
-    console.print(table)
+    rows = [
+        (name, f"{stage.size().documents:,}", f"{stage.size().tokens:,}", f"{mixture.weights[name]:.0%}")
+        for name, stage in mixture.sources.items()
+    ]
+    title = "The corpus: Python's own standard library, byte by byte"
+    write_table(console, ("source", "documents", "tokens", "share of the mix"), rows, left=["source"], title=title)
+    console.print()
 
 
 def _show_sample(make: testing.MakeLoader, console: Console) -> None:
@@ -77,17 +71,15 @@ def _show_sample(make: testing.MakeLoader, console: Console) -> None:
     ids = batch["input_ids"][0].tolist()
     text = Text(bytes(token for token in ids[:160] if token != EOS).decode(errors="replace") + " ...")
     title = f"sample 0 starts with {span.source}/{span.shard}, document {span.document}, token {span.start}"
-    if console.is_terminal:
-        console.print(Panel(text, title=title, title_align="left"))
-    else:
-        console.print(f"{title}:\n", text, "\n", sep="")
+    write(console, f"{title}:", "bold")
+    write(console, text)
+    console.print()
 
 
 def _show_rescaling(make: testing.MakeLoader, console: Console) -> None:
     """Stop and resume at other world sizes, and compare each sample with that of a single rank."""
-    table = _table("Stopped and rescaled: each sample compared with an uninterrupted run on 1 rank", console)
-    for name in ("ranks", "samples", "sha256 of the stream", "the same"):
-        table.add_column(name)
+    columns = ("ranks", "samples", "sha256 of the stream", "the same")
+    rows = []
     batch_size = CONFIG["loader"]["batch_size"]
     alone = _rows(make(0, 1))
     states: list[Any] | None = None
@@ -103,12 +95,16 @@ def _show_rescaling(make: testing.MakeLoader, console: Console) -> None:
             stream = [next(ranks[g % world_size]) for g in range(done, done + count)]
             same = stream == list(islice(alone, count))
             digest = hashlib.sha256(b"".join(stream)).hexdigest()[:16]
-            table.add_row(str(world_size), f"{done:,} to {done + count - 1:,}", digest, "yes" if same else "NO")
+            rows.append((world_size, f"{done:,} to {done + count - 1:,}", digest, "yes" if same else "NO"))
             states = [loader.state_dict() for loader in loaders]
             done += count
             if not same:
-                raise testing.LawBroken(f"the stream on {world_size} ranks differs from the stream on 1 rank")
-    console.print(table)
+                raise testing.LawBroken(
+                    f"the stream on {counted(world_size, 'rank')} differs from the stream on 1 rank"
+                )
+    title = "Stopped and rescaled: each sample compared with an uninterrupted run on 1 rank"
+    write_table(console, columns, rows, left=columns, title=title)
+    console.print()
 
 
 def _show_epoch(make: testing.MakeLoader, folder: Path, console: Console) -> None:
@@ -118,9 +114,10 @@ def _show_epoch(make: testing.MakeLoader, folder: Path, console: Console) -> Non
     ranks = f"{', '.join(map(str, chain))} ranks in turn"
     with console.status(f"reading an epoch of both sources on {ranks}"):
         samples = testing.check_exactly_once(make, stored=stored, world_sizes=chain, steps=STEPS)
-    console.print(
-        f"One epoch on {ranks}, {samples:,} samples: "
-        f"each of the {len(stored):,} documents came exactly once, whole and in order."
+    write(
+        console,
+        f"One epoch on {ranks}, {counted(samples, 'sample')}: "
+        f"each of the {counted(len(stored), 'document')} came exactly once, whole and in order.",
     )
 
 

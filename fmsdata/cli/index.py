@@ -1,11 +1,14 @@
 """`fmsdata index`: count a corpus once, so that no run has to."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fmsdata.cli.common import StorageOptions, parse_storage_options
+from fmsdata.cli.common import AsJson, StorageOptions, parse_storage_options, print_json, say
 from fmsdata.core.wording import counted
+
+if TYPE_CHECKING:
+    from fmsdata.corpus.index import Indexed
 
 
 def index(
@@ -18,6 +21,7 @@ def index(
         bool, typer.Option("--replace", help="Replace counts of other programs that are wrong or incomplete.")
     ] = False,
     storage_options: StorageOptions = None,
+    as_json: AsJson = False,
 ) -> None:
     """Count documents and tokens of every shard below a folder, and write FOLDER/meta/counts.csv.
 
@@ -38,15 +42,41 @@ def index(
     location = Location(folder, parse_storage_options(storage_options))
     opened = None if tokenizer is None else open_tokenizer(tokenizer)
     done = index_corpus(location, column, replace=replace, tokenizer=opened)
+    if as_json:
+        print_json(_report(done))
+        return
     for note in done.notes:
-        print(note)
+        say(note)
     if done.rows or done.text is None:
         holds = f"{counted(done.rows, 'shard')}, {counted(done.documents, 'document')}, {counted(done.tokens, 'token')}"
-        print(f"wrote {done.file}: {holds}" if done.written else f"{done.file} is up to date: {holds}", flush=True)
+        say(f"wrote {done.file}: {holds}" if done.written else f"{done.file} is up to date: {holds}")
     if text := done.text:
         entries = text.entries.values()
         files, documents = len(entries), sum(entry.documents for entry in entries)
         holds = f"{counted(files, 'text file')}, {counted(documents, 'document')}"
         holds += f", {counted(sum(entry.nbytes for entry in entries), 'byte')}"
         holds += "" if text.tokens is None else f", {counted(text.tokens, 'token')}"
-        print(f"wrote {text.file}: {holds}" if text.written else f"{text.file} is up to date: {holds}", flush=True)
+        say(f"wrote {text.file}: {holds}" if text.written else f"{text.file} is up to date: {holds}")
+
+
+def _report(done: "Indexed") -> dict[str, Any]:
+    """The result as plain data. `text` is about the index of text files."""
+    text = done.text
+    return {
+        "file": None if not done.rows and text is not None else str(done.file),
+        "written": done.written,
+        "shards": done.rows,
+        "documents": done.documents,
+        "tokens": done.tokens,
+        "text": None
+        if text is None
+        else {
+            "file": str(text.file),
+            "written": text.written,
+            "files": len(text.entries),
+            "documents": sum(entry.documents for entry in text.entries.values()),
+            "bytes": sum(entry.nbytes for entry in text.entries.values()),
+            "tokens": text.tokens,
+        },
+        "notes": list(done.notes),
+    }

@@ -4,53 +4,53 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
-from typing import Any, cast
+from typing import Any
 
 from fmsdata.cli.common import short
-from fmsdata.config.build import evaluation_of, make_checkpoints, make_task
-from fmsdata.config.sections import Config
+from fmsdata.cli.run import Run
 from fmsdata.core.stage import Stage
+from fmsdata.core.wording import counted
 from fmsdata.corpus.listing import counts_tell_apart
 from fmsdata.loader.pass_end import checked_evaluation, plan_folder
 from fmsdata.planning.blocks import cut_blocks
 from fmsdata.planning.drift import drift, lanes_within
 from fmsdata.planning.schedule import Schedule, Segment
-from fmsdata.run.rescalable import Rescalable
 from fmsdata.run.shares import expected_tokens
+from fmsdata.stages.delimit import Delimit
 from fmsdata.stages.mixture import Mixture, stages_down_to_mixture
 from fmsdata.stages.pack import MODES
 from fmsdata.stages.shard_reader import CHUNK_DOCUMENTS, CHUNK_TOKENS, ShardReader
 from fmsdata.stages.shuffle import Shuffle
-from fmsdata.stages.tokenize import Tokenize, reader_of
+from fmsdata.stages.tokenize import is_counted, reader_of, tokenizer_of
 
 LARGEST_DRIFT = 0.05  # of an epoch, above which a source is warned about
 LARGE_WINDOWS = 4 << 30  # bytes of the windows of a worker
 ROOM = 1.5  # remote shards take this much more than what the windows hold of them (docs/cloud.md)
 MANY_EPOCHS = 4.5  # the usual rule: up to 4 epochs are almost as good as new data
+PREFETCH = 4  # batches, unless a loader says otherwise
 SPAN_BYTES = 56  # a row of a table of spans
 DOCUMENT_BYTES = 400  # a document in progress, with everything that is kept for it
 KEPT, BUILT = 1.3, 2.0  # memory of a window: in each lane, and in addition while one is built
 
 
-def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: int) -> dict[str, Any]:
+def outlook(run: Run, tokens: int | None, world_size: int) -> dict[str, Any]:
     """What a run will do up to this many tokens. None: as many as the corpus has."""
-    mixture = mixture_of(data)
-    readers: dict[str, Any] = {name: reader_of(source) for name, source in mixture.sources.items()}
+    data, mixture, readers, pack = run.data, run.mixture, run.readers, run.pack
     tokens = tokens or _all_tokens(mixture, data.epochs)
     taken = expected_tokens(mixture, tokens, data.epochs)
     lanes_per_rank = len(data.lanes_of(0, world_size))
     sources = {
         name: {
-            **_source(reader, mixture, data.lanes, taken[name], tokens),
+            **_source(name, reader, mixture, data.lanes, taken[name], tokens),
             **_drift(reader, data.lanes, world_size),
             "notes": list(reader.counts.notes),
         }
         for name, reader in readers.items()
     }
-    line, window = config.pack.seq_len + make_task(config).extra_tokens, window_of(data.lines)
-    lanes_per_worker = math.ceil(lanes_per_rank / max(1, config.loader.num_workers))
-    is_remote = any(reader.path.local is None for reader in readers.values())
-    prefetched = config.storage.prefetch_bytes if is_remote else 0
+    line, window = pack.seq_len, window_of(data.lines)
+    lanes_per_worker = math.ceil(lanes_per_rank / max(1, run.num_workers))
+    remote = [reader.path.storage.prefetch_bytes for reader in readers.values() if reader.path.local is None]
+    prefetched = max(remote, default=0)
     windows = _windows(sources, line, window, lanes_per_worker)
     tokenized = _tokenized(mixture, sources, data.lines.window_tokens(), lanes_per_worker)
     report = {
@@ -59,17 +59,19 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
         "world_size": world_size,
         "same_stream_at_world_sizes": [size for size in range(1, data.lanes + 1) if data.lanes % size == 0],
         "tokens": tokens,
-        "lines_per_step": config.loader.batch_size * world_size,
-        "tokens_per_step": config.loader.batch_size * world_size * config.pack.seq_len,
-        "steps": _lines(config, sources, line) / (config.loader.batch_size * world_size),
-        "pass": None if data.epochs is None else _pass(config, data, world_size),
+        "lines_per_step": run.batch_size * world_size,
+        "tokens_per_step": run.batch_size * world_size * run.seq_len,
+        "steps": _lines(run, sources) / (run.batch_size * world_size),
+        "pass": None if data.epochs is None else _pass(run, world_size),
         "sources": sources,
         "phases": [{"until_tokens": phase.until_tokens, "shares": dict(phase.weights)} for phase in mixture.all_phases],
         "lines": {
             "tokens": line,
             "window": window,
-            "window_is_automatic": config.shuffle.window == "auto",
-            "padded": not (MODES[config.pack.mode].fills_lines or config.pack.crop),
+            "window_is_automatic": any(
+                isinstance(stage, Shuffle) and stage.is_automatic for stage in stages_down_to_mixture(data.lines)
+            ),
+            "padded": not (MODES[pack.mode].fills_lines or pack.crop),
             "samples_between_neighbouring_lines": _distance(window) * data.lanes,
             "samples_of_a_rank_between_neighbouring_lines": _distance(window) * lanes_per_rank,
         },
@@ -82,7 +84,7 @@ def outlook(config: Config, data: Rescalable, tokens: int | None, world_size: in
         },
         "windows_per_worker_bytes": windows + tokenized,
         "tokenized_per_worker_bytes": tokenized,
-        "memory_per_worker_bytes": windows + tokenized + _memory(config, sources, line, lanes_per_worker) + prefetched,
+        "memory_per_worker_bytes": windows + tokenized + _memory(run, sources, line, lanes_per_worker) + prefetched,
         "remote_shards_per_worker_bytes": prefetched,
         "remote_shards_in_windows_bytes": _remote_in_windows(readers, sources, line * window * lanes_per_worker),
     }
@@ -97,20 +99,20 @@ def _all_tokens(mixture: Mixture, epochs: int | None) -> int:
     return max(1, round(sum(min(stage.total_tokens(), epochs * stage.size().tokens) for stage in read.values())))
 
 
-def _pass(config: Config, data: Rescalable, world_size: int) -> dict[str, Any]:
+def _pass(run: Run, world_size: int) -> dict[str, Any]:
     """The length of a finite pass. For that, the lengths of all documents are read."""
-    evaluation = evaluation_of(config)
-    _, samples = checked_evaluation(evaluation, data, None)
-    lines = data.plan(samples, plan_folder(make_checkpoints(config, read_only=True))).result().lines
-    now = Segment(0, world_size, config.loader.batch_size)
+    data = run.data
+    _, samples = checked_evaluation(run.evaluation, data, None)
+    lines = data.plan(samples, plan_folder(run.checkpoints)).result().lines
+    now = Segment(0, world_size, run.batch_size)
     steps = Schedule([now], data.lanes, lines).end(now)
     total = int(lines.sum())
     return {
         "epochs": data.epochs,
-        "evaluation": bool(evaluation),
+        "evaluation": bool(run.evaluation),
         "samples": total,
         "steps": steps,
-        "filled_rows": steps * world_size * config.loader.batch_size - total,
+        "filled_rows": steps * world_size * run.batch_size - total,
     }
 
 
@@ -120,21 +122,16 @@ def window_of(stage: Stage) -> int:
     return max(stage.window if isinstance(stage, Shuffle) else stage.window_items(), below)
 
 
-def mixture_of(data: Rescalable) -> Mixture:
-    """The mixture in a pipeline that was built from a configuration."""
-    return cast(Mixture, stages_down_to_mixture(data.lines)[-1])
-
-
-def _source(reader: ShardReader, mixture: Mixture, lanes: int, taken: float, tokens: int) -> dict[str, Any]:
-    source = mixture.sources[reader.name]
+def _source(name: str, reader: ShardReader, mixture: Mixture, lanes: int, taken: float, tokens: int) -> dict[str, Any]:
+    source = mixture.sources[name]
     size = source.size()
     blocks = cut_blocks(reader.counts, lanes, reader.block_size).blocks
     return {
         "shards": len(reader.counts.shards),
         "documents": size.documents,
         "tokens": size.tokens,
-        "tokens_are_estimated": isinstance(source, Tokenize) and not source.is_counted,
-        "share": mixture.phase_at(0).weights[reader.name],
+        "tokens_are_estimated": not is_counted(source),
+        "share": mixture.phase_at(0).weights[name],
         "share_of_all": taken / tokens,
         "tokens_read": round(taken),
         "epochs": taken / max(1, size.tokens),
@@ -156,14 +153,15 @@ def _drift(reader: ShardReader, lanes: int, world_size: int) -> dict[str, Any]:
     return {"drift": far, "proposed_lanes": proposed}
 
 
-def _lines(config: Config, sources: Mapping[str, Any], length: int) -> float:
+def _lines(run: Run, sources: Mapping[str, Any]) -> float:
     """The number of lines that the tokens fill, with BOS and EOS, and without padding."""
-    documents, pack = config.documents, config.pack
-    each_has_bos = documents.bos is not None or pack.mode == "bestfit"
-    inserted = each_has_bos + (documents.eos is not None)
+    pack = run.pack
+    delimits = [stage for stage in stages_down_to_mixture(pack) if isinstance(stage, Delimit)]
+    each_has_bos = any(stage.bos is not None for stage in delimits) or pack.mode == "bestfit"
+    inserted = each_has_bos + any(stage.eos is not None for stage in delimits)
     total = sum(source["tokens_read"] * (1 + inserted / source["mean_document"]) for source in sources.values())
     in_lines = 0 if pack.mode == "bestfit" else (pack.bol is not None) + (pack.eol is not None)
-    return float(total / (length - in_lines))
+    return float(total / (pack.seq_len - in_lines))
 
 
 def _distance(window: int) -> float:
@@ -181,21 +179,21 @@ def _windows(sources: Mapping[str, Any], line: int, window: int, lanes: int) -> 
 def _tokenized(mixture: Mixture, sources: Mapping[str, Any], window: int, lanes: int) -> int:
     """The bytes of tokens that some lanes hold of text: of their windows, and as many for the next ones."""
     return sum(
-        round(2 * window * sources[name]["share_of_all"] * lanes * source.token_bytes)
+        round(2 * window * sources[name]["share_of_all"] * lanes * tokenize.token_bytes)
         for name, source in mixture.sources.items()
-        if isinstance(source, Tokenize)
+        if (tokenize := tokenizer_of(source)) is not None
     )
 
 
-def _memory(config: Config, sources: Mapping[str, Any], line: int, lanes: int) -> int:
+def _memory(run: Run, sources: Mapping[str, Any], line: int, lanes: int) -> int:
     """Roughly the bytes that a worker needs besides windows and mapped shards."""
     documents = sum(
         min(CHUNK_DOCUMENTS, 1 + CHUNK_TOKENS / source["mean_document"], source["documents"])
         for source in sources.values()
         if source["share_of_all"]
     )
-    batch = config.loader.batch_size * line * 16
-    return int(documents * DOCUMENT_BYTES * lanes + batch * (config.loader.prefetch + 2))
+    batch = run.batch_size * line * 16
+    return int(documents * DOCUMENT_BYTES * lanes + batch * (run.settings.get("prefetch", PREFETCH) + 2))
 
 
 def _remote_in_windows(readers: Mapping[str, ShardReader], sources: Mapping[str, Any], tokens: int) -> int:
@@ -248,10 +246,11 @@ def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
         )
     once = report["pass"] is not None and report["pass"]["epochs"] == 1  # then no document comes again
     if not once and (
-        found := those(lambda _, source: source["blocks"] < lanes, lambda source: f"{source['blocks']:,} blocks")
+        found := those(lambda _, source: source["blocks"] < lanes, lambda source: counted(source["blocks"], "block"))
     ):
         yield (
-            f"fewer blocks than the {lanes:,} lanes: {found}; the lanes start in different epochs of these sources, so "
+            f"fewer blocks than the {counted(lanes, 'lane')}: {found}; the lanes start in different epochs of "
+            "these sources, so "
             "their documents repeat early; use fewer lanes or more documents"
         )
     if not once and (found := those(_drifts(lanes), _describe_drift)):
@@ -261,7 +260,7 @@ def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
         )
     if report["windows_per_worker_bytes"] > LARGE_WINDOWS:
         yield (
-            f"the shuffle windows of {report['lines']['window']:,} lines take about "
+            f"the shuffle windows of {counted(report['lines']['window'], 'line')} take about "
             f"{report['windows_per_worker_bytes'] / 1e9:.1f} GB per worker; set shuffle.distance or shuffle.window, "
             "or use more ranks or fewer lanes"
         )
@@ -276,15 +275,16 @@ def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
     yield from _doubled_sources(readers)
     for folder, count in Counter(str(reader.path) for reader in readers.values()).items():
         if count > 1:
-            yield f"{count} sources read {folder}: each reads all of its documents once per epoch"
+            yield f"{counted(count, 'source')} read {folder}: each reads all of its documents once per epoch"
     if found := those(
         lambda name, source: name in remote and source["counts"] == "shards",
-        lambda source: f"{source['shards']:,} shards",
+        lambda source: counted(source["shards"], "shard"),
     ):
         yield f"counted from the remote shards by every process that starts: {found}; run `fmsdata index` once instead"
     if lanes % report["world_size"]:
         yield (
-            f"{report['world_size']} ranks don't divide {lanes} lanes: nothing is lost or repeated, "
+            f"{counted(report['world_size'], 'rank')} don't divide {counted(lanes, 'lane')}: nothing is lost or "
+            "repeated, "
             "but the order differs from that at the world sizes that do"
         )
     last = max((phase["until_tokens"] or 0 for phase in report["phases"]), default=0)
@@ -306,7 +306,7 @@ def _drifts(lanes: int) -> Callable[[str, Any], bool]:
 
 def _describe_drift(source: Any) -> str:
     better = source["proposed_lanes"]
-    return f"{source['drift']:.0%}" + (f", below {LARGEST_DRIFT:.0%} with {better:,} lanes" if better else "")
+    return f"{source['drift']:.0%}" + (f", below {LARGEST_DRIFT:.0%} with {counted(better, 'lane')}" if better else "")
 
 
 def _doubled_sources(readers: Mapping[str, ShardReader]) -> Iterator[str]:
@@ -316,7 +316,7 @@ def _doubled_sources(readers: Mapping[str, ShardReader]) -> Iterator[str]:
         if a.files is not None or b.files is not None:
             shared = sorted(_files(a) & _files(b))
             if shared:
-                yield f"sources {first!r} and {second!r} both read {len(shared):,} files, such as {shared[0]}"
+                yield f"sources {first!r} and {second!r} both read {counted(len(shared), 'file')}, such as {shared[0]}"
             continue
         if a.path.url == b.path.url:
             continue

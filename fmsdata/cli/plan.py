@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fmsdata.cli.common import AsJson, ConfigFile, Overrides, WorldSize, console, parse_overrides, print_json
+from fmsdata.cli.common import AsJson, ConfigFile, Overrides, Section, WorldSize, console, print_json
 from fmsdata.errors import ConfigError
 
 UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
@@ -21,6 +21,7 @@ def plan(
         ),
     ] = None,
     world_size: WorldSize = 1,
+    section: Section = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the pipeline, the mix, how often each source will be read, and what to look out for.
@@ -32,18 +33,16 @@ def plan(
     Example: fmsdata plan run.yaml --tokens 300B --world-size 64 sources.wiki.weight=3
     """
     from fmsdata.cli.outlook import outlook
-    from fmsdata.config.build import build_data
-    from fmsdata.config.read import read_config
+    from fmsdata.cli.run import open_run
 
-    parsed = read_config(config, parse_overrides(overrides))
-    data = build_data(parsed)
-    report = outlook(parsed, data, None if tokens is None else count_of_tokens(tokens), world_size)
+    run = open_run(config, overrides, section, with_checkpoints=True)
+    report = outlook(run, None if tokens is None else count_of_tokens(tokens), world_size)
     if as_json:
         print_json(report)
         return
     from fmsdata.cli.plan_report import print_plan
 
-    print_plan(report, data, console())
+    print_plan(report, run.data, console())
 
 
 def count_of_tokens(text: str) -> int:

@@ -5,100 +5,68 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
-from rich.tree import Tree
 
 from fmsdata.cli.common import short
 from fmsdata.cli.outlook import MANY_EPOCHS
-from fmsdata.core.stage import Stage
 from fmsdata.core.wording import counted, few
+from fmsdata.display.printing import write, write_outline, write_table
 from fmsdata.run.rescalable import Rescalable
-from fmsdata.stages.mixture import Mixture
-from fmsdata.stages.shard_reader import ShardReader
 
 MOST_WORLD_SIZES = 40  # that are listed
 
 
 def print_plan(report: Mapping[str, Any], data: Rescalable, out: Console) -> None:
     """Print what `outlook` returned."""
-    out.print(_tree(data), soft_wrap=False)
+    write_outline(out, data.outline())
     out.print()
-    out.print(_sources(report), soft_wrap=False)
+    _print_sources(report, out)
     if len(report["phases"]) > 1:
         out.print()
-        out.print(_phases(report), soft_wrap=False)
+        _print_phases(report, out)
     out.print()
     for name, value in _facts(report):
-        out.print(f"[bold]{name:13}[/]{value}", soft_wrap=not out.is_terminal)
+        write(out, value, guide=Text(f"{name:13}", "bold"), indent=" " * 13)
     for warning in report["warnings"]:
-        out.print(Text(f"warning: {warning}", "yellow"), soft_wrap=not out.is_terminal)
+        write(out, f"warning: {warning}", "yellow")
 
 
-def _tree(data: Rescalable) -> Tree:
-    """The stages, from the top down to the sources."""
-    epochs = "" if data.epochs is None else f" epochs={data.epochs}"
-    root = Tree(f"[bold]Rescalable[/] lanes={data.lanes} seed={data.seed}{epochs}", guide_style="dim")
-    _add(root, "", data.lines)
-    return root
-
-
-def _add(tree: Tree, name: str, stage: Stage) -> None:
-    label = f"[bold]{type(stage).__name__}[/]"
-    if isinstance(stage, ShardReader):
-        label += f" shards={len(stage.counts.shards)}"
-        label += f" strip={list(stage.strip)}" if stage.strip else ""
-        label += f" min_length={stage.min_length}" if stage.min_length > 1 else ""
-    elif isinstance(stage, Mixture):
-        label += f" of {len(stage.sources)}" + (f", {len(stage.phases)} phases" if stage.phases else "")
-    else:
-        label += "".join(f" {key}={value}" for key, value in stage.parameters().items() if value is not None)
-    below = tree.add(f"{name}: {label}" if name else label)
-    for child_name, child in stage.children().items():
-        _add(below, "" if child_name == "below" else child_name, child)
-
-
-def _table(title: str) -> Table:
-    table = Table(title=title, title_justify="left", box=None, header_style="bold")
-    table.add_column("source", overflow="fold")
-    return table
-
-
-def _sources(report: Mapping[str, Any]) -> Table:
+def _print_sources(report: Mapping[str, Any], out: Console) -> None:
     sources = report["sources"]
     changing = any(abs(source["share"] - source["share_of_all"]) > 1e-6 for source in sources.values())
-    table = _table(f"after {short(report['tokens'])} tokens")
-    overall = ["overall"] if changing else []
-    for name in ("documents", "tokens", "mean", "share", *overall, "read", "epochs", "blocks"):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = ("source", "documents", "tokens", "mean", "share", *["overall"] * changing, "read", "epochs", "blocks")
+    rows = []
     for name, source in sources.items():
+        about = "~" if source["tokens_are_estimated"] else ""
         epochs = f"{source['epochs']:.2f}" if source["epochs"] < 1000 else short(source["epochs"])
-        table.add_row(
-            name,
-            short(source["documents"]),
-            *(
-                ("~" if source["tokens_are_estimated"] else "") + short(source[key])
-                for key in ("tokens", "mean_document")
-            ),
-            f"{source['share']:.2%}",
-            *([f"{source['share_of_all']:.2%}"] if changing else []),
-            short(source["tokens_read"]),
-            epochs + ("" if source["max_epochs"] is None else f" of {source['max_epochs']:g}"),
-            short(source["blocks"]),
-            style="bold red" if source["epochs"] > MANY_EPOCHS else None,
+        rows.append(
+            (
+                name,
+                short(source["documents"]),
+                about + short(source["tokens"]),
+                about + short(source["mean_document"]),
+                f"{source['share']:.2%}",
+                *([f"{source['share_of_all']:.2%}"] if changing else []),
+                short(source["tokens_read"]),
+                epochs + ("" if source["max_epochs"] is None else f" of {source['max_epochs']:g}"),
+                short(source["blocks"]),
+            )
         )
-    return table
+    styles = ["bold red" if source["epochs"] > MANY_EPOCHS else "" for source in sources.values()]
+    title = f"after {short(report['tokens'])} tokens"
+    write_table(out, columns, rows, left=["source"], title=title, styles=styles)
 
 
-def _phases(report: Mapping[str, Any]) -> Table:
-    table = _table("shares by phase")
-    for phase in report["phases"]:
-        until = "to the end" if phase["until_tokens"] is None else f"until {short(phase['until_tokens'])}"
-        table.add_column(until, justify="right", no_wrap=True)
-    for name in report["sources"]:
-        shares = [phase["shares"][name] for phase in report["phases"]]
-        table.add_row(name, *(f"{share:.2%}" if share else "-" for share in shares))
-    return table
+def _print_phases(report: Mapping[str, Any], out: Console) -> None:
+    phases = report["phases"]
+    ends = [
+        "to the end" if phase["until_tokens"] is None else f"until {short(phase['until_tokens'])}" for phase in phases
+    ]
+    rows = [
+        (name, *(f"{phase['shares'][name]:.2%}" if phase["shares"][name] else "-" for phase in phases))
+        for name in report["sources"]
+    ]
+    write_table(out, ("source", *ends), rows, left=["source"], title="shares by phase")
 
 
 def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fmsdata.cli.common import AsJson, OutputOptions, StorageOptions, parse_storage_options
+from fmsdata.cli.common import AsJson, OutputOptions, StorageOptions, parse_storage_options, say
 from fmsdata.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -109,20 +109,20 @@ def _print(done: "Prepared") -> None:
     from fmsdata.corpus.prepare.run import NOTHING_WRITTEN
 
     for note in done.notes:
-        print(f"note: {note}")
+        say(f"note: {note}")
     for source in done.sources:
         held = f"; {counted(source.validation_documents, 'document')} held out" if source.validation_documents else ""
         holds = f"{counted(source.shards, 'shard')}, {counted(source.documents, 'document')}"
-        print(f"{source.name}: {holds}, {counted(source.tokens, 'token')}{held}")
+        say(f"{source.name}: {holds}, {counted(source.tokens, 'token')}{held}")
     if done.duplicates:
-        print(f"dropped {counted(done.duplicates, 'duplicate')}")
+        say(f"dropped {counted(done.duplicates, 'duplicate')}")
     if done.bad:
-        print(f"skipped {counted(done.bad, 'bad document')}, listed in {done.output}/meta/fmsdata-skipped.csv:")
+        say(f"skipped {counted(done.bad, 'bad document')}, listed in {done.output}/meta/fmsdata-skipped.csv:")
         for file, line, reason in done.bad_listed[:SHOWN]:
-            print(f"  {file}, line {line}: {reason}")
+            say(f"  {file}, line {line}: {reason}")
         if done.bad > SHOWN:
-            print(f"  and {done.bad - SHOWN:,} more")
+            say(f"  and {done.bad - SHOWN:,} more")
     total = done.tokens + done.validation_tokens
     held = f", {done.validation_tokens:,} of them in {done.output}/validation" if done.validation_tokens else ""
     did = "found" if NOTHING_WRITTEN in done.notes else "wrote"
-    print(f"{did} {done.output}: {counted(total, 'token')}{held} ({done.dtype}), in {done.seconds:.1f} s", flush=True)
+    say(f"{did} {done.output}: {counted(total, 'token')}{held} ({done.dtype}), in {done.seconds:.1f} s")

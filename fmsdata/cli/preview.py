@@ -1,9 +1,9 @@
 """`fmsdata preview`: what the model will see first, and where it comes from."""
 
-from collections.abc import Callable, Sequence
-from itertools import groupby, islice
-from typing import Annotated, Any, TypeAlias
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from fmsdata.cli.common import (
@@ -11,20 +11,25 @@ from fmsdata.cli.common import (
     ConfigFile,
     Overrides,
     Rank,
+    Section,
     WorldSize,
     console,
-    parse_overrides,
     print_json,
-    without_checkpoint,
 )
 
-Decode: TypeAlias = Callable[[Sequence[int]], str]
 IN_THIS_PROCESS: dict[str, Any] = {
-    "loader.num_workers": 0,
-    "loader.prefetch": 0,
-    "loader.pin_memory": False,
-    "loader.device": None,
+    "num_workers": 0,
+    "prefetch": 0,
+    "pin_memory": False,
+    "device": None,
+    "steps": None,
+    "stall_timeout": None,
 }
+if TYPE_CHECKING:
+    from fmsdata.core.pieces import Piece
+    from fmsdata.display.decoding import Decode
+    from fmsdata.display.show import ShownBatch, ShownRow
+    from fmsdata.loader.loader import StatefulDataLoader
 
 
 def preview(
@@ -43,6 +48,7 @@ def preview(
             show_default="documents.tokenizer, else show ids",
         ),
     ] = None,
+    section: Section = None,
     full: Annotated[bool, typer.Option("--full", help="Show all tokens of long documents.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -54,49 +60,57 @@ def preview(
 
     Example: fmsdata preview run.yaml --rows 2 --tokenizer tokenizer.json pack.seq_len=128
     """
-    from fmsdata.cli.preview_rows import WithLines, as_json_data, inspect_batch
-    from fmsdata.config.build import build_data, evaluation_of, make_task
-    from fmsdata.config.read import read_config
-    from fmsdata.loader.loader import StatefulDataLoader
+    from fmsdata.cli.run import open_run
+    from fmsdata.display.decoding import decoder
+    from fmsdata.display.show import inspect_batch
 
-    parsed = read_config(config, {**without_checkpoint(parse_overrides(overrides)), **IN_THIS_PROCESS})
-    spec = tokenizer or parsed.documents.tokenizer
-    decode = None if spec is None else _decoder(spec)
-    loader = StatefulDataLoader(
-        build_data(parsed),
-        batch_size=parsed.loader.batch_size,
-        task=WithLines(make_task(parsed)),
-        prefetch=0,
-        rank=rank,
-        world_size=world_size,
-        evaluation=evaluation_of(parsed),
-    )
-    shown = [inspect_batch(step, fields, loader, rows) for step, fields in enumerate(islice(loader, batches))]
+    run = open_run(config, overrides, section)
+    spec = tokenizer or run.tokenizer
+    decode = None if spec is None else decoder(spec)
+    simple = {
+        "num_workers": 0,
+        "prefetch": 0,
+        "pin_memory": False,
+        "device": None,
+        "steps": None,
+        "stall_timeout": None,
+    }
+    loader = run.make_loader(rank, world_size, **simple, outputs=["pieces"])
+    shown = [
+        inspect_batch(batch, rows, step=step, samples=_samples(loader, step))
+        for step, batch in enumerate(islice(loader, batches))
+    ]
     if as_json:
-        plain = [as_json_data(batch, decode) for batch in shown]
+        plain = [_as_json(step, batch, decode) for step, batch in enumerate(shown)]
         print_json({"rank": rank, "world_size": world_size, "batches": plain}, indent=None)
         return
-    from fmsdata.cli.preview_report import print_batches
+    from fmsdata.display.decoding import show_ids
+    from fmsdata.display.show import print_batches
 
     print_batches(shown, decode or show_ids, full, console())
 
 
-def show_ids(tokens: Sequence[int]) -> str:
-    """The tokens as numbers."""
-    return " ".join(map(str, tokens))
+def _samples(loader: "StatefulDataLoader", step: int) -> list[int]:
+    """The samples in a step of a loader that began at the start of the stream."""
+    from fmsdata.planning.schedule import Turns
+
+    limits = None if loader.data.epochs is None else np.array(loader.pass_lines)
+    lanes = loader.data.lanes_of(loader.rank, loader.world_size)
+    turns = Turns(dict.fromkeys(lanes, 0), loader.data.lanes, limits)
+    return turns.take((step + 1) * loader.batch_size)[step * loader.batch_size :]
 
 
-def _decoder(spec: str) -> Decode:
-    """Decode with a tokenizer. Control characters are escaped, to protect the terminal."""
-    from fmsdata.corpus.tokenizer import open_tokenizer
+def _as_json(step: int, batch: "ShownBatch", decode: "Decode | None") -> dict[str, Any]:
+    """The batch as plain data, with text if there is a decoder."""
 
-    tokenizer = open_tokenizer(spec)
+    def piece_data(piece: "Piece") -> dict[str, Any]:
+        text = {} if decode is None else {"text": decode(piece.tokens)}
+        origin = {} if piece.origin is None else {**piece.origin._asdict(), "epoch": piece.epoch}
+        return {"inserted": piece.origin is None, **origin, "tokens": piece.tokens, **text}
 
-    def decode(tokens: Sequence[int]) -> str:
-        text = ""
-        for known, group in groupby(tokens, key=lambda token: token < (tokenizer.vocabulary or token + 1)):
-            ids = list(group)
-            text += tokenizer.decode(ids) if known else f"⟨{show_ids(ids)}⟩"
-        return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+    def row_data(row: "ShownRow") -> dict[str, Any]:
+        changed = {} if row.changed is None else {"input_ids": row.changed}
+        pieces = [piece_data(piece) for piece in row.pieces]
+        return {"sample": row.sample, "ignored_labels": row.ignored, "pieces": pieces, **changed}
 
-    return decode
+    return {"step": step, "fields": batch.fields, "rows": [row_data(row) for row in batch.rows]}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fmsdata.cli.common import AsJson, StorageOptions, parse_storage_options
+from fmsdata.cli.common import AsJson, StorageOptions, parse_storage_options, say
 from fmsdata.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,14 +63,14 @@ def _print(report: "VerifyReport") -> None:
         what = "byte" if source.kind == "text" else "token"
         ids = f", ids {source.smallest:,} to {source.largest:,}" if source.smallest is not None else ""
         kinds = f" ({', '.join(source.dtypes)})" if source.dtypes else ""
-        print(
+        say(
             f"{source.name}: {counted(source.shards, 'shard')}, {counted(source.documents, 'document')} "
             f"({source.empty:,} empty, the longest {source.longest:,}), {counted(source.tokens, what)}{kinds}{ids}"
         )
     for note in report.notes:
-        print(f"note: {note}")
+        say(f"note: {note}")
     for problem in report.problems:
-        print(f"wrong: {problem}")
+        say(f"wrong: {problem}")
     if report.duplicates is not None:
-        print(f"duplicates: {report.duplicates:,}")
-    print(f"{counted(len(report.problems), 'problem')} found" if report.problems else "nothing is wrong", flush=True)
+        say(f"duplicates: {report.duplicates:,}")
+    say(f"{counted(len(report.problems), 'problem')} found" if report.problems else "nothing is wrong")

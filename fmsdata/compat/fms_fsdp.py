@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from fmsdata.compat.fms_fsdp_files import FILE_TYPES, Datasets
 from fmsdata.core.checks import token, whole
 from fmsdata.core.state import State
+from fmsdata.core.wording import shown
 from fmsdata.errors import CheckpointError, ConfigError, DataError, FmsdataWarning
 from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.run.checkpoints import Checkpoints
@@ -64,7 +65,7 @@ def parse_data_args(datas: Any, weights: Any) -> tuple[list[str], list[float]]:
     try:
         return names, [float(weight) for weight in _listed("weights", weights)]
     except (TypeError, ValueError):
-        raise ConfigError(f"weights is {weights!r}; it must be numbers, as in '7725,500' or [7725, 500]") from None
+        raise ConfigError(f"weights is {shown(weights)}; it must be numbers, as in '7725,500' or [7725, 500]") from None
 
 
 def get_data_loader(cfg: Any, rank: int, world_size: int, postprocess: Sequence[Function] = (causal_lm,)) -> Any:
@@ -142,7 +143,9 @@ class PostProcess:
 
     def __post_init__(self) -> None:
         if not isinstance(self.functions, Sequence) or not all(map(callable, self.functions)):
-            raise ConfigError(f"postprocess is {self.functions!r}; it must be a list of functions, as in [causal_lm]")
+            raise ConfigError(
+                f"postprocess is {shown(self.functions)}; it must be a list of functions, as in [causal_lm]"
+            )
 
     @property
     def extra_tokens(self) -> int:
@@ -265,7 +268,7 @@ def _strip_tokens(value: Any) -> list[int]:
         items = [item for item in _listed("strip_tokens", value) if item != ""]
         return [whole("a token of strip_tokens", int(item) if isinstance(item, str) else item) for item in items]
     except ValueError:
-        raise ConfigError(f"strip_tokens is {value!r}; it must be whole numbers, as in '0,1' or [0, 1]") from None
+        raise ConfigError(f"strip_tokens is {shown(value)}; it must be whole numbers, as in '0,1' or [0, 1]") from None
 
 
 def _listed(name: str, value: Any) -> list[Any]:
@@ -275,12 +278,12 @@ def _listed(name: str, value: Any) -> list[Any]:
         return list(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return [value]
-    raise ConfigError(f"{name} is {value!r}; the config must have a list there, or a string with commas")
+    raise ConfigError(f"{name} is {shown(value)}; the config must have a list there, or a string with commas")
 
 
 def _path(name: str, value: Any) -> str:
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-        raise ConfigError(f"{name} is {value!r}; the config must have the path of a folder there")
+        raise ConfigError(f"{name} is {shown(value)}; the config must have the path of a folder there")
     return str(os.fspath(value)).rstrip("/") or "/"
 
 

@@ -94,6 +94,9 @@ class Batches:
         if pending:
             raise ConfigError(f"pending is {pending}, but these batches come without a state; leave it out")
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {self.loader!r}"
+
     def __iter__(self) -> Iterator[BatchTuple]:
         return self
 
@@ -150,6 +153,9 @@ class NextToken:
 
     extra_tokens = 1
     needs_lines = False
+
+    def __repr__(self) -> str:
+        return "NextToken()"
 
     def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
         targets = widen(batch.tokens[:, 1:])

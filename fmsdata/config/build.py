@@ -24,10 +24,11 @@ from fmsdata.run.differences import lowest
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.stages.delimit import Delimit
 from fmsdata.stages.mixture import Mixture, Phase
+from fmsdata.stages.own import with_stages
 from fmsdata.stages.pack import Pack
 from fmsdata.stages.shard_reader import ShardReader
 from fmsdata.stages.shuffle import Shuffle
-from fmsdata.stages.tokenize import Tokenize
+from fmsdata.stages.tokenize import Tokenize, is_counted
 from fmsdata.storage.location import Location, same_kind
 from fmsdata.tasks.base import Task
 from fmsdata.tasks.registry import task_from
@@ -39,19 +40,20 @@ def build_loader(
     config: str | os.PathLike[str] | Mapping[str, Any],
     overrides: Mapping[str, Any] | None = None,
     *,
+    section: str | None = None,
     rank: int | None = None,
     world_size: int | None = None,
     mesh: DeviceMesh | None = None,
     process_group: ProcessGroup | None = None,
     read_only: bool = False,
 ) -> StatefulDataLoader:
-    """The loader that a dict or a YAML file describes.
+    """The loader that a dict or a YAML file describes, or the `section` of it that holds its keys.
 
     With `read_only` it resumes as the run would, and writes and removes no checkpoint.
 
     >>> loader = build_loader("configs/demo.yaml", {"loader.batch_size": 4}, rank=0, world_size=1)     # doctest: +SKIP
     """
-    parsed = read_config(config, overrides)
+    parsed = read_config(config, overrides, section=section)
     ranks: Any = {"rank": rank, "world_size": world_size, "mesh": mesh, "process_group": process_group}
     return make_loader(parsed, build_data(parsed), read_only=read_only, **ranks)
 
@@ -92,7 +94,8 @@ def build_data(config: Config) -> Rescalable:
         max_documents=pack.max_documents,
     )
     epochs = config.epochs or (1 if config.evaluation else None)
-    return Rescalable(Shuffle(lines, **dict(config.shuffle)), lanes=config.lanes, seed=config.seed, epochs=epochs)
+    stages = with_stages(lines, pack.stages, config.folder)
+    return Rescalable(Shuffle(stages, **dict(config.shuffle)), lanes=config.lanes, seed=config.seed, epochs=epochs)
 
 
 def evaluation_of(config: Config) -> bool | dict[str, int | None]:
@@ -102,7 +105,7 @@ def evaluation_of(config: Config) -> bool | dict[str, int | None]:
 
 def make_task(config: Config) -> Task:
     """The task that a configuration names."""
-    return task_from(config.task)
+    return task_from(config.task, config.folder)
 
 
 def make_checkpoints(config: Config, *, read_only: bool = False) -> Checkpoints | None:
@@ -124,7 +127,7 @@ def _mixture(config: Config) -> Mixture:
     root = Location(config.path, config.storage_options, config.storage)
     sources = config.sources or {}
     readers = {
-        name: _reader(path, name, root, config.documents, sources.get(name))
+        name: _reader(path, name, root, config, sources.get(name))
         for name, path in _source_paths(root, config.sources).items()
     }
 
@@ -144,14 +147,18 @@ def _mixture(config: Config) -> Mixture:
         readers,
         own_weights(config.temperature),
         phases=[phase(section) for section in config.phases],
-        find=partial(_find_removed, root, config.documents),
+        find=partial(_find_removed, root, config),
     )
 
 
-def _reader(
-    path: Location, name: str, root: Location, documents: DocumentsConfig, source: SourceConfig | None = None
-) -> Stage:
-    source = source or SourceConfig()
+def _reader(path: Location, name: str, root: Location, config: Config, source: SourceConfig | None = None) -> Stage:
+    documents, source = config.documents, source or SourceConfig()
+    return with_stages(_documents(path, name, root, documents, source), documents.stages, config.folder)
+
+
+def _documents(
+    path: Location, name: str, root: Location, documents: DocumentsConfig, source: SourceConfig
+) -> ShardReader | Tokenize:
     folder = path.inside(root)
     reader = ShardReader(
         path, name=name, files=source.files, column=documents.column, max_epochs=source.max_epochs, folder=folder
@@ -166,19 +173,19 @@ def _reader(
     return Tokenize(reader, documents.tokenizer, strip=documents.strip, min_length=documents.min_length)
 
 
-def _find_removed(root: Location, documents: DocumentsConfig, name: str, description: Mapping[str, Any]) -> Stage:
+def _find_removed(root: Location, config: Config, name: str, description: Mapping[str, Any]) -> Stage:
     """A source that was removed from the configuration, in the folder that it had before."""
     reader = lowest(description)
     files = reader.get("files")
     source = SourceConfig(files=None if files is None else tuple(files))
-    return _reader(root / reader["folder"], name, root, documents, source)
+    return _reader(root / reader["folder"], name, root, config, source)
 
 
 def _natural_weights(
     readers: Mapping[str, Stage], temperature: float | None, needed: Collection[str]
 ) -> dict[str, float]:
     """The sources' numbers of tokens as weights. The larger the temperature, the flatter."""
-    counted = {name: not isinstance(reader, Tokenize) or reader.is_counted for name, reader in readers.items()}
+    counted = {name: is_counted(reader) for name, reader in readers.items()}
     for name in sorted(needed):
         if not counted[name] and len(readers) > 1:
             raise ConfigError(

@@ -12,6 +12,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -27,6 +28,7 @@ from fmsdata.config.values import (
     ByteCount,
     KeyPath,
     NestedErrors,
+    OwnStages,
     Positive,
     Seconds,
     Temperature,
@@ -40,6 +42,7 @@ from fmsdata.config.values import (
 )
 from fmsdata.core.checks import suggestion, unnamed
 from fmsdata.core.options import Mode
+from fmsdata.errors import ConfigError
 from fmsdata.storage.settings import CacheSettings, SettingKind, Storage
 
 FROM_ENVIRONMENT = {"type": "string", "pattern": r"^\$\{env:\w+(:-[^}]*)?\}$"}
@@ -81,6 +84,21 @@ class Section(BaseModel):
     )
 
 
+def _checked_stages(stages: tuple[Any, ...], info: ValidationInfo) -> tuple[Any, ...]:
+    """The stages, if each can be found and takes its arguments."""
+    errors: list[tuple[KeyPath, str]] = []
+    for number, described in enumerate(stages):
+        from fmsdata.stages.own import check_described  # only if there are any: the stages import torch
+
+        try:
+            check_described(described, info.context)
+        except ConfigError as error:
+            errors.append(((number,), str(error)))
+    if errors:
+        raise NestedErrors(errors)
+    return stages
+
+
 class SourceConfig(Section):
     """A source: a folder of shards, and its share of the mix."""
 
@@ -116,6 +134,15 @@ class DocumentsConfig(Section):
     """Tokenizes sources of text: a tokenizer.json, a folder of one, `tiktoken:NAME`, or `bytes`.
 
     Fixed for a run of text. `fmsdata preview` decodes with it."""
+    stages: OwnStages = ()
+    """Stages of your own for the documents of each source: `module:Class`, or its `name` and arguments.
+
+    Modules are found beside the YAML file, in the current directory, or on Python's search path. Fixed for a run."""
+
+    @field_validator("stages")
+    @classmethod
+    def _known_stages(cls, value: tuple[Any, ...], info: ValidationInfo) -> tuple[Any, ...]:
+        return _checked_stages(value, info)
 
 
 class PackConfig(Section):
@@ -137,13 +164,20 @@ class PackConfig(Section):
     """For mode `bestfit`: never pad; throw away what a line has too much (about 0.3% of the tokens)."""
     max_documents: Positive | None = None
     """For mode `bestfit`: the most documents in a line."""
+    stages: OwnStages = ()
+    """Stages of your own for the lines, between packing and shuffling: `module:Class`, or its `name` and arguments."""
+
+    @field_validator("stages")
+    @classmethod
+    def _known_stages(cls, value: tuple[Any, ...], info: ValidationInfo) -> tuple[Any, ...]:
+        return _checked_stages(value, info)
 
     @model_validator(mode="after")
     def _options_fit_the_mode(self) -> "PackConfig":
         from fmsdata.stages.pack import check_options  # the stages import torch; describing a configuration must not
 
         with collected():
-            options = self.model_dump(exclude={"mode", "seq_len"})
+            options = self.model_dump(exclude={"mode", "seq_len", "stages"})
             check_options(self.mode, **options)
         return self
 
@@ -286,6 +320,18 @@ class Config(Section):
     """A run: its sources, what happens to their documents, and how batches are made."""
 
     model_config = ConfigDict(title="A run of fmsdata", json_schema_extra=_for_editors_of_files)
+    _folder: str | None = PrivateAttr(default=None)
+
+    @property
+    def folder(self) -> str | None:
+        """The folder of the YAML file, if there is one: modules of the user's own are looked up there."""
+        return self._folder
+
+    def in_folder(self, folder: str | None) -> "Config":
+        """The same configuration, read from a file in this folder."""
+        config = self.model_copy()
+        config._folder = folder
+        return config
 
     seed: int = 0
     """Determines every random order. Fixed for a run."""
@@ -354,11 +400,11 @@ class Config(Section):
 
     @field_validator("task")
     @classmethod
-    def _known_task(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
+    def _known_task(cls, value: str | dict[str, Any], info: ValidationInfo) -> str | dict[str, Any]:
         from fmsdata.tasks.registry import task_from
 
         with collected():
-            task_from(value)
+            task_from(value, info.context)
         return value
 
     @field_validator("sources")

@@ -10,6 +10,7 @@ from fmsdata.config.sections import Config, PhaseConfig, Section, SourceConfig
 from fmsdata.config.values import KeyPath, NestedErrors
 from fmsdata.config.yaml_file import BROKEN, Node, dotted
 from fmsdata.core.checks import suggestion
+from fmsdata.core.wording import shown
 
 MUST_BE = {  # by pydantic's type of error
     "int_type": "a whole number",
@@ -68,7 +69,9 @@ def _describe(error: Any) -> str:
         must_be += ", such as {weight: 3}"
     elif kind == "string_type" and value is not None and not isinstance(value, dict | list):
         must_be += "; put quotes around it"
-    return f" is {value!r}; it must be {must_be}"
+    # In full, so that a secret in it is found and replaced; only an object of a dict is put into words.
+    text = repr(value) if isinstance(value, str | int | float | dict | list | None) else shown(value)
+    return f" is {text}; it must be {must_be}"
 
 
 def _suggestion(location: KeyPath) -> str:

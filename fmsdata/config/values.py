@@ -100,4 +100,33 @@ TASK = _must_be(
     "the name of a task, or a mapping with its name and options", lambda value: isinstance(value, str | dict)
 )
 AS_LIST = Field(strict=False)  # accepts a list for a tuple
+OwnStages: TypeAlias = Annotated[
+    tuple[
+        Annotated[
+            str | dict[str, Any],
+            _must_be(
+                "module:Class, or a mapping with that as its name, and arguments",
+                lambda value: isinstance(value, str | dict),
+            ),
+        ],
+        ...,
+    ],
+    AS_LIST,
+    WithJsonSchema(
+        {
+            "type": "array",
+            "items": {
+                "anyOf": [
+                    {"type": "string", "pattern": ".+:.+"},
+                    {
+                        "type": "object",
+                        "properties": {"name": {"type": "string", "pattern": ".+:.+"}},
+                        "required": ["name"],
+                        "additionalProperties": True,
+                    },
+                ]
+            },
+        }
+    ),
+]
 ONE_OF_OUTPUTS: dict[str, Any] = {"items": {"enum": list(OUTPUT_NAMES)}}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from fmsdata.core.wording import few
+from fmsdata.core.wording import few, shown
 from fmsdata.errors import ConfigError
 
 MANY = 40  # names in a message
@@ -25,9 +25,9 @@ def whole(name: str, value: Any, least: int | None = 0) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
-        raise ConfigError(f"{name} is {value!r}; it must be a whole number")
+        raise ConfigError(f"{name} is {shown(value)}; it must be a whole number")
     if least is not None and not least <= number < 1 << 62:
-        raise ConfigError(f"{name} is {value!r}; it must be at least {least}")
+        raise ConfigError(f"{name} is {shown(value)}; it must be at least {least}")
     return number
 
 
@@ -39,14 +39,14 @@ def token(name: str, value: Any) -> int | None:
 def rate(name: str, value: Any) -> float:
     """A share or a probability, from 0 to 1."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) <= 1:
-        raise ConfigError(f"{name} is {value!r}; it must be a number from 0 to 1")
+        raise ConfigError(f"{name} is {shown(value)}; it must be a number from 0 to 1")
     return float(value)
 
 
 def flag(name: str, value: Any) -> bool:
     """A switch, which is True or False and nothing else."""
     if not isinstance(value, bool):
-        raise ConfigError(f"{name} is {value!r}; it must be true or false")
+        raise ConfigError(f"{name} is {shown(value)}; it must be true or false")
     return value
 
 
@@ -68,7 +68,7 @@ def unnamed(sources: Iterable[str], weights: Iterable[str]) -> str | None:
 def seconds(name: str, value: Any) -> float:
     """A duration, which must be above zero."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-        raise ConfigError(f"{name} is {value!r}; it must be a number of seconds above zero")
+        raise ConfigError(f"{name} is {shown(value)}; it must be a number of seconds above zero")
     return float(value)
 
 

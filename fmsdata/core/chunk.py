@@ -18,10 +18,13 @@ from fmsdata.core.keys import Ints, mix, offsets
 from fmsdata.core.memory import Source
 from fmsdata.core.spans import BEGINS, BUFFER, DOCUMENT, INSERTED, LENGTH, PADDING, POSITION, START, TAIL, Buffer, Span
 from fmsdata.core.tokens import Tokens, constant
+from fmsdata.core.wording import counted, few
 from fmsdata.errors import StageError
 
+MOST_NAMES = 4  # of documents in a repr
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Chunk:
     """Items in a row: item `i` is the spans `first[i]` to `first[i + 1] - 1`."""
 
@@ -31,6 +34,9 @@ class Chunk:
 
     def __len__(self) -> int:
         return len(self.first) - 1
+
+    def __repr__(self) -> str:
+        return f"Chunk of {counted(len(self), 'item')} with {counted(int(self.spans[:, LENGTH].sum()), 'token')}"
 
     def __getitem__(self, i: int) -> "Item":
         return Item(self.slice(i, i + 1).compact())
@@ -201,7 +207,8 @@ class Item:
         return int(self.chunk.spans[:, LENGTH].sum())
 
     def __repr__(self) -> str:
-        return f"Item({len(self)} tokens of {', '.join(f'{s.source}/{s.shard}#{s.document}' for s in self.spans)})"
+        names = list(dict.fromkeys(f"{span.source}/{span.shard}#{span.document}" for span in self.spans))
+        return f"Item({counted(len(self), 'token')} of {few(names, MOST_NAMES) if names else 'no document'})"
 
     def __reduce__(self) -> tuple[type["Item"], tuple[Chunk]]:
         """Pickled with its own tokens, not with those of its shards."""
@@ -264,7 +271,7 @@ class Item:
         if len(new) == len(self):
             return Item(self._with_tokens(new))
         if len({span[:3] for span in self.spans}) > 1:
-            raise StageError(f"a line must keep its length of {len(self)} tokens, got {len(new)}")
+            raise StageError(f"a line must keep its length of {counted(len(self), 'token')}, got {len(new)}")
         begins = int(self.chunk.spans[:, BEGINS].max())
         spans = np.array([[0, 0, len(new), self.document, 0, begins, 0]], np.int64)
         return Item(Chunk([_renewed(self._origin, new)], spans, np.array([0, 1], np.int64)))

@@ -44,6 +44,9 @@ class StageIterator(ABC):
         pause. It changes no state, and raises nothing: errors wait for `read`.
         """
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__.lstrip('_')} of a lane"
+
     def next_items(self) -> int | None:
         """How many items the next chunk will have, if that is known."""
         return None

@@ -66,12 +66,13 @@ class Lane:
     count: int = 1
     seed: int = 0
     source: str = ""
-    host: Host | None = None  # opens files, for all lanes that are read together; None: each reader on its own
+    # Opens files, for all lanes that are read together; None: each reader on its own.
+    host: Host | None = field(default=None, repr=False)
     window_tokens: int = 0  # about how many tokens it reads at once, when a window is filled
-    clock: Clock = field(default_factory=Clock)
-    pace: Pace = field(default_factory=Pace)
+    clock: Clock = field(default_factory=Clock, repr=False)
+    pace: Pace = field(default_factory=Pace, repr=False)
     epochs: int | None = None  # how often each source is read before it ends, in a finite pass
-    ahead: WorkAhead = field(default_factory=WorkAhead)
+    ahead: WorkAhead = field(default_factory=WorkAhead, repr=False)
     lengths_only: bool = False  # plan lines: the host knows the tokens of each document of text, and reads none
     marks: bool = False  # replace provenance by offsets into the source of the mixture (for live edits)
 

@@ -18,6 +18,7 @@ OUTPUT_NAMES = (
     "label_source_ids",
     "provenance",
     "epochs",
+    "pieces",
 )
 IGNORED = -100  # the label of a token that is not predicted
 LARGEST_WEIGHT = 1e30  # of a source

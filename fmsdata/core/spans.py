@@ -28,7 +28,7 @@ UNFINISHED = 4  # the part does not end with the stored document: no EOS belongs
 CROPPED = 3  # the bits from here on: how many stored tokens were thrown away behind the last span of a line
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # frozen would make it three times as slow to create
 class Buffer:
     """An array of tokens, and where they come from.
 

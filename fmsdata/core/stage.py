@@ -5,17 +5,20 @@ A stage is a recipe; its iterator holds the state. Never the two in one object.
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset
 
 from fmsdata.core.chunk import Item
 from fmsdata.core.iterator import Exhausted, StageIterator
 from fmsdata.core.lane import Lane
+from fmsdata.core.outline import Outline, facts_of, outline_of
+from fmsdata.core.own import OwnName
 from fmsdata.core.state import State, plain
 from fmsdata.core.transform import TransformIterator
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError
 
 
@@ -24,6 +27,17 @@ class Size(NamedTuple):
 
     documents: int
     tokens: int
+
+
+class MadeBy(NamedTuple):
+    """How a configuration names a stage of the user's own: its name, and the arguments."""
+
+    name: OwnName
+    arguments: State
+
+    def __reduce__(self) -> Any:
+        """In another process the module is imported first, from the same folders."""
+        return _imported, (tuple(self.name), self.arguments)
 
 
 class Stage(IterableDataset[Item]):
@@ -38,7 +52,7 @@ class Stage(IterableDataset[Item]):
 
     def __init__(self, below: "Stage") -> None:
         if not isinstance(below, Stage):
-            raise ConfigError(f"{type(self).__name__} takes the stage below it, not {below!r}")
+            raise ConfigError(f"{type(self).__name__} takes the stage below it, not {shown(below)}")
         self.below = below
 
     def transform(self, item: Item, key: int) -> Iterable[Item]:
@@ -68,7 +82,25 @@ class Stage(IterableDataset[Item]):
         A state can be resumed by a pipeline with the same description.
         """
         below = {name: stage.describe(source) for name, stage in sorted(self.children().items())}
-        return {"stage": type(self).__name__, **self.parameters(), **({"children": below} if below else {})}
+        made, named = vars(self).get("_made_by"), {}
+        if made is not None:  # also arguments that are in no public attribute
+            named = {name: plain(value) for name, value in made.arguments.items() if name not in ("stage", "children")}
+            if made.name.written.rpartition(":")[2] != type(self).__qualname__:
+                named["made_by"] = made.name.written
+        return {"stage": type(self).__name__, **named, **self.parameters(), **({"children": below} if below else {})}
+
+    def outline(self, name: str | None = None) -> Outline:
+        """The stage and all below it as a tree for people: what `repr` and `fmsdata plan` print."""
+        children = self.children()
+        if name is None:  # a source alone
+            name = "" if children else self.source_name()
+        below = tuple(stage.outline("" if name == "below" else name) for name, stage in children.items())
+        return Outline(type(self).__name__, self._facts(), name, below)
+
+    def _facts(self) -> str:
+        """What is worth knowing about the stage, in one line."""
+        made = vars(self).get("_made_by")
+        return facts_of({**({} if made is None else made.arguments), **self.parameters()})
 
     def size(self) -> Size:
         """Documents and tokens of one epoch."""
@@ -144,6 +176,19 @@ class Stage(IterableDataset[Item]):
         """How many stages of the same class are below. Keys their random choices apart."""
         return max((_count(stage, type(self)) for stage in self.children().values()), default=0)
 
+    def __repr__(self) -> str:
+        return outline_of(self).text()
+
+    def _repr_html_(self) -> str:
+        return outline_of(self).html()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """In another process, the module of a stage that a configuration names is found first."""
+        reduced, made = super().__reduce_ex__(protocol), vars(self).get("_made_by")
+        if made is None or isinstance(reduced, str):
+            return reduced
+        return _made_again, (made, *reduced[:2]), *reduced[2:]
+
     def __iter__(self) -> Iterator[Item]:
         """The items, one by one, as a single lane reads them.
 
@@ -153,6 +198,22 @@ class Stage(IterableDataset[Item]):
         with suppress(Exhausted):
             while True:
                 yield from iterator.read()
+
+
+def is_named(stage: Stage) -> bool:
+    """Whether the stage is one of the user's own that a configuration names."""
+    return "_made_by" in vars(stage)
+
+
+def _imported(name: tuple[Any, ...], arguments: State) -> MadeBy:
+    """Import the module of a stage before the stage itself is unpickled."""
+    made = MadeBy(OwnName(*name), arguments)
+    made.name.load()
+    return made
+
+
+def _made_again(_: MadeBy, make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    return make(*arguments)
 
 
 def endless(stage: Stage, reader: str) -> Stage:

@@ -13,11 +13,11 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 
 from fmsdata.core.keys import key_of
+from fmsdata.core.wording import shown
 from fmsdata.errors import StateError
 
 State: TypeAlias = dict[str, Any]
 EDITED = "the state is damaged or was edited"
-SHOWN = 200  # characters of a wrong value in a message
 # What reading plain data of the wrong kind raises.
 DAMAGE = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
 
@@ -43,12 +43,6 @@ class Restoring:
             raise StateError(f"{self._what} can't be used: {error}") from None
         if isinstance(error, DAMAGE):
             raise StateError(f"{self._what} can't be used: {shown(error)}") from error
-
-
-def shown(value: Any) -> str:
-    """A wrong value, for a message: what is in a damaged file may be long."""
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def parse(text: Any, what: str) -> State:

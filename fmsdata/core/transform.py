@@ -7,6 +7,7 @@ from fmsdata.core.iterator import StageIterator
 from fmsdata.core.keys import key_of, mix
 from fmsdata.core.lane import Lane
 from fmsdata.core.state import State, number, part
+from fmsdata.core.wording import counted, shown
 from fmsdata.errors import StageError, StateError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class TransformIterator(StageIterator):
             dropped += int(chunk.lengths().sum())
             if dropped > self._patience:
                 raise StageError(
-                    f"{type(self._stage).__name__} dropped {dropped} tokens in a row, "
+                    f"{type(self._stage).__name__} dropped {counted(dropped, 'token')} in a row, "
                     f"{PATIENCE} epochs of what it reads: nothing passes it"
                 )
 
@@ -70,7 +71,7 @@ class TransformIterator(StageIterator):
         name = type(self._stage).__name__
         returned = self._stage.transform(item, mix(item.key ^ self._salt))
         if returned is None or isinstance(returned, Item):
-            raise StageError(f"{name}.transform returned {returned!r}, expected a list of Items or a generator")
+            raise StageError(f"{name}.transform returned {shown(returned)}, expected a list of Items or a generator")
         outputs = list(returned)
         for output in outputs:
             if not isinstance(output, Item):

@@ -1,15 +1,29 @@
 """Words for messages: numbers of things, and lists in a sentence."""
 
+import re
 from collections.abc import Sequence
+
+SHOWN = 200  # characters of a wrong value in a message
+OBJECT = re.compile(r"<(?:[^<> ]+\.)?(\w+) object at 0x[0-9a-f]+>")
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def counted(number: int, noun: str) -> str:
     """A number of things.
 
-    >>> counted(1, "token"), counted(4_096, "token")
-    ('1 token', '4,096 tokens')
+    >>> counted(1, "token"), counted(4_096, "token"), counted(2, "batch")
+    ('1 token', '4,096 tokens', '2 batches')
     """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun if number == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """More than one of something.
+
+    >>> plural("lane"), plural("batch"), plural("worker process")
+    ('lanes', 'batches', 'worker processes')
+    """
+    return f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
 
 
 def listed(items: Sequence[object], last: str = ", ") -> str:
@@ -29,3 +43,18 @@ def few(items: Sequence[object], most: int, separator: str = ", ") -> str:
     """
     more = f" and {len(items) - most:,} more" if len(items) > most else ""
     return separator.join(map(str, items[:most])) + more
+
+
+def shown(value: object) -> str:
+    """A wrong value, for a message: in one line, not too long, and without addresses.
+
+    >>> shown(3.5), shown(object())
+    ('3.5', 'an object of class object')
+    """
+    try:
+        text = f"{type(value).__name__}(...)" if hasattr(value, "outline") else repr(value)
+    except Exception:  # a repr that fails must not hide what is wrong with the value
+        text = f"an object of class {type(value).__name__}"
+    first, *more = text.split("\n", 1)
+    first = ADDRESS.sub("", OBJECT.sub(r"an object of class \1", first))
+    return f"{first[:SHOWN].rstrip()} ..." if more or len(first) > SHOWN else first

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from fmsdata.core.checks import whole
 from fmsdata.core.keys import Ints
 from fmsdata.core.tokens import Tokens
+from fmsdata.core.wording import counted
 from fmsdata.corpus.counts_csv import Count, all_counts
 from fmsdata.corpus.index import write_counts
 from fmsdata.corpus.listing import MANIFEST, VALIDATION, held_out, shard_entries
@@ -156,7 +157,8 @@ def _checked_documents(root: Location, entry: Entry, column: str | None, expecte
         yield some
     if expected is not None and expected != (documents, tokens):
         raise CountsError(
-            f"{file}: counts say {expected[0]} documents and {expected[1]} tokens but the file holds {documents} "
+            f"{file}: counts say {counted(expected[0], 'document')} and {counted(expected[1], 'token')} but the "
+            f"file holds {documents} "
             f"and {tokens}; run `fmsdata index {root}` to rebuild the counts, or restore the file"
         )
 

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TypeAlias
 
+from fmsdata.core.wording import counted
 from fmsdata.corpus.listing import is_leftover
 from fmsdata.errors import CountsError, DeniedError, MissingError
 from fmsdata.formats import SUFFIXES
@@ -149,7 +150,8 @@ def read_rows(files: Iterable[Location]) -> dict[Parts, Count]:
             parts = _parts(row[0].strip())
             if rows.setdefault(parts, count) != count:
                 raise CountsError(
-                    f"{where} disagrees with another row, of {rows[parts][0]} documents and {rows[parts][1]} tokens; "
+                    f"{where} disagrees with another row, of {counted(rows[parts][0], 'document')} and "
+                    f"{counted(rows[parts][1], 'token')}; "
                     "run `fmsdata index` to rebuild the counts"
                 )
     return rows

@@ -204,7 +204,11 @@ def _compare(file: Location, counts: Mapping[str, Count]) -> _Compared:
             wrong.append(f"it lists {'/'.join(row)}, but there is no such file")
         else:
             elsewhere += 1
-    return _Compared(set(of_shards), sorted(wrong), f"; {elsewhere:,} rows are of other folders" if elsewhere else "")
+    return _Compared(
+        set(of_shards),
+        sorted(wrong),
+        f"; {counted(elsewhere, 'row')} {'is' if elsewhere == 1 else 'are'} of other folders" if elsewhere else "",
+    )
 
 
 def _folder_is_here(row: Parts, folders: set[Parts], prefixes: set[Parts]) -> bool:
@@ -233,4 +237,4 @@ def _nested(root: Location, counts: Mapping[str, Count]) -> Iterator[str]:
 
 
 def _count(count: Count) -> str:
-    return f"{count[0]:,} documents and {count[1]:,} tokens"
+    return f"{counted(count[0], 'document')} and {counted(count[1], 'token')}"

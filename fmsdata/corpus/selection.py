@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise, takewhile
 from typing import Any, TypeAlias
 
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError, DataError
 from fmsdata.storage.location import Location
 from fmsdata.storage.settings import Storage
@@ -46,14 +47,14 @@ def locate(
         if not (
             isinstance(path, Sequence) and path and all(each and isinstance(each, str | os.PathLike) for each in path)
         ):
-            raise ConfigError(f"path is {path!r}; it must be a folder, a pattern, or a list of files")
+            raise ConfigError(f"path is {shown(path)}; it must be a folder, a pattern, or a list of files")
         paths = [os.fspath(each) for each in path]
     if not any("://" in each for each in paths):
         paths = [os.path.normpath(os.path.expanduser(each)) for each in paths]
         if any(os.path.isabs(each) or each.startswith("..") for each in paths):
             paths = [os.path.abspath(each) for each in paths]
     if files is not None:
-        raise ConfigError(f"files is {files!r}, but the path already selects files; give a folder, or no `files`")
+        raise ConfigError(f"files is {shown(files)}, but the path already selects files; give a folder, or no `files`")
     folder = _common_folder([_fixed_folder(each) for each in paths])
     below = [each[len(folder) :].lstrip("/") if folder not in ("", ".") else each for each in paths]
     return Location(folder or ".", options, storage), check_files(below)
@@ -65,7 +66,7 @@ def check_files(files: str | Collection[str] | None) -> Files:
         return None
     each = (files,) if isinstance(files, str) else tuple(files)
     if not each or not all(isinstance(name, str) and name for name in each):
-        raise ConfigError(f"files is {files!r}; it must be a pattern such as '*.parquet', or a list of names")
+        raise ConfigError(f"files is {shown(files)}; it must be a pattern such as '*.parquet', or a list of names")
     for name in each:
         if name.startswith("/") or "://" in name or ".." in name.split("/"):
             raise ConfigError(f"files has {name!r}; names are relative to the folder of the source, and inside of it")

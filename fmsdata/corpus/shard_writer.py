@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.core.tokens import Tokens
+from fmsdata.core.wording import counted
 from fmsdata.errors import ConfigError
 from fmsdata.storage.atomic import replacing
 from fmsdata.storage.location import Location
@@ -67,7 +68,9 @@ class ShardWriter:
         if not self._rows:
             return
         if self._tokens > LONGEST:
-            raise ConfigError(f"a document has {self._tokens:,} tokens; a shard holds at most {LONGEST:,} in one")
+            raise ConfigError(
+                f"a document has {counted(self._tokens, 'token')}; a shard holds at most {LONGEST:,} in one"
+            )
         kind = self._schema.field(0).type.value_type
         ends = pa.array(offsets(np.concatenate(self._lengths)).astype(np.int32), pa.int32())
         values = pa.array(np.concatenate(self._parts), kind)

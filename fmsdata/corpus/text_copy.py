@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from fmsdata.core.wording import counted
 from fmsdata.corpus.progress import progress
 from fmsdata.corpus.text_cache import TextCache, version_key
 from fmsdata.corpus.text_documents import read_documents
@@ -114,7 +115,8 @@ def make_copy(folder: Location, file: Entry, column: str | None, target: Path, d
                     copied += len(texts)
             if copied != documents:
                 raise CountsError(
-                    f"{folder / file.name}: holds {copied} documents, but {documents} when it was indexed; run "
+                    f"{folder / file.name}: holds {counted(copied, 'document')}, but {documents} when it was "
+                    "indexed; run "
                     "`fmsdata index` to rebuild the index"
                 )
         return target.stat().st_size

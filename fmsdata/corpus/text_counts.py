@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fmsdata.core.ranges import Range
+from fmsdata.core.wording import counted
 from fmsdata.corpus.progress import progress
 from fmsdata.corpus.text_cache import TextCache, version_key
 from fmsdata.corpus.text_index import FILE, TextEntry, TextIndex, line_entry, read_table, write_table
@@ -187,7 +188,8 @@ def _beside(
         for file in files:
             if file.name in listed and listed[file.name].size != file.size:
                 raise CountsError(
-                    f"{place}: lists {inside}{file.name} with {listed[file.name].size:,} bytes, but the file has "
+                    f"{place}: lists {inside}{file.name} with {counted(listed[file.name].size, 'byte')}, but "
+                    "the file has "
                     f"{file.size:,}; run `fmsdata index {root}` to rebuild the index"
                 )
         found = {name: entry for name, entry in listed.items() if _is_of_column(name, entry, column)}

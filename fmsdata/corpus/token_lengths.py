@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fmsdata.core.keys import Ints
+from fmsdata.core.wording import counted
 from fmsdata.corpus.text_documents import read_documents
 from fmsdata.corpus.tokenizer import Tokenizer, texts_of
 from fmsdata.errors import CountsError, MissingError
@@ -47,7 +48,7 @@ def token_lengths(
     found = _count(root, file, column, tokenizer)
     if len(found.lengths) != documents:
         raise CountsError(
-            f"{root / file.name}: holds {len(found.lengths)} documents, but {documents} when it was indexed"
+            f"{root / file.name}: holds {counted(len(found.lengths), 'document')}, but {documents} when it was indexed"
         )
     schema = SCHEMA.with_metadata(_about(file, column, tokenizer.identity))
     sink = pa.BufferOutputStream()

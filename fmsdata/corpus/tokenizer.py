@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.core.tokens import Tokens
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError, StageError
 
 FILE = "tokenizer.json"
@@ -161,7 +162,7 @@ class ObjectTokenizer:
         fingerprint = _result(tokenizer, "fingerprint")
         if fingerprint is not None:
             if not isinstance(fingerprint, str) or not fingerprint:
-                raise ConfigError(f"the fingerprint of {_short(tokenizer)} is {fingerprint!r}; it must be a text")
+                raise ConfigError(f"the fingerprint of {_short(tokenizer)} is {shown(fingerprint)}; it must be a text")
             self.identity = f"{kind}:{fingerprint}"
             return
         serialised = _result(tokenizer, "to_str")
@@ -194,7 +195,7 @@ def _result(thing: Any, name: str) -> Any:
 
 
 def _short(thing: object) -> str:
-    text = repr(thing)
+    text = shown(thing)
     return text if len(text) < 100 else f"a {type(thing).__qualname__}"
 
 

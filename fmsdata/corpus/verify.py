@@ -146,7 +146,7 @@ class _Verification:
                     self._wrong(
                         entry.name,
                         None,
-                        f"the index of text lists {listed.size:,} bytes, but the file has {entry.size:,}; "
+                        f"the index of text lists {counted(listed.size, 'byte')}, but the file has {entry.size:,}; "
                         "run `fmsdata index`",
                     )
         return counts
@@ -246,14 +246,21 @@ class _Verification:
             notes.append(note_of_skipped(everything.skipped))
         others = sorted(set(everything.names) - set(names))
         if others:
-            notes.append(f"{len(others):,} files are not read, such as {others[0]}: there are Arrow shards beside them")
+            notes.append(
+                f"{counted(len(others), 'file')} {'is' if len(others) == 1 else 'are'} not read, such as "
+                f"{others[0]}: there are Arrow shards beside them"
+            )
         if len(found) == len(names) and (copies := note_of_copies(self._root, names, found)):
             notes.append(copies)
         lacking = [name for name in names if name not in counts]
         if lacking and self._uncompared:
             notes.append(f"{counted(len(lacking), 'shard')} could not be compared with counts")
         elif lacking:
-            what = "there are no counts" if len(lacking) == len(names) else f"{len(lacking):,} shards have no counts"
+            what = (
+                "there are no counts"
+                if len(lacking) == len(names)
+                else f"{counted(len(lacking), 'shard')} {'has' if len(lacking) == 1 else 'have'} no counts"
+            )
             notes.append(f"{what}; run `fmsdata index {self._root}`")
         for source in self._sources.values():
             if len(source.dtypes) > 1:

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from fmsdata.core.keys import Ints
-from fmsdata.core.state import EDITED, is_count, shown
+from fmsdata.core.state import EDITED, is_count
+from fmsdata.core.wording import counted, shown
 from fmsdata.errors import ConfigError, StateError
 
 FEW = 64  # ids that are written as a list
@@ -94,7 +95,7 @@ def checked_ids(ids: Any, rows: int) -> Ints:
     wrong = given[(given < 0) | (given >= rows)]
     if wrong.size:
         raise ConfigError(
-            f"{wrong[0]} is not the id of a row: there are {rows} rows, with the ids 0 to {rows - 1}; "
+            f"{wrong[0]} is not the id of a row: there are {counted(rows, 'row')}, with the ids 0 to {rows - 1}; "
             "use the `index` that is in the batch"
         )
     return _each_once(given.astype(np.int64))

@@ -11,6 +11,7 @@ import numpy as np
 
 from fmsdata.core.checks import whole
 from fmsdata.core.keys import Ints, offsets
+from fmsdata.core.wording import counted, shown
 from fmsdata.epochs.rows import length, read_rows
 from fmsdata.errors import ConfigError
 from fmsdata.stages.mixture.weights import as_shares, check_weights
@@ -43,7 +44,7 @@ class RowMixture:
         epoch_size: int | None = None,
     ) -> None:
         if not isinstance(sources, Mapping) or not sources:
-            raise ConfigError(f"sources is {sources!r}; it must be a dict of datasets by name, with at least one")
+            raise ConfigError(f"sources is {shown(sources)}; it must be a dict of datasets by name, with at least one")
         if wrong := [name for name in sources if not isinstance(name, str)]:
             raise ConfigError(f"the name of a source is {wrong[0]!r}; it must be a string")
         self.names = tuple(sorted(sources))
@@ -80,7 +81,7 @@ class RowMixture:
     def _locate(self, index: int) -> tuple[int, int]:
         index = whole("index", index, least=None)
         if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of a mixture of {len(self)} rows")
+            raise IndexError(f"row {index} of a mixture of {counted(len(self), 'row')}")
         source = int(np.searchsorted(self.starts, index, side="right")) - 1
         return source, index - int(self.starts[source])
 
@@ -100,7 +101,7 @@ class RowMixture:
         return found
 
     def __repr__(self) -> str:
-        parts = (f"{name}: {size} rows" for name, size in zip(self.names, self.sizes, strict=True))
+        parts = (f"{name}: {counted(size, 'row')}" for name, size in zip(self.names, self.sizes, strict=True))
         return f"RowMixture({', '.join(parts)})"
 
 

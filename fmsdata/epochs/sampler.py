@@ -14,8 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fmsdata.core.checks import flag, whole
 from fmsdata.core.keys import key_of
+from fmsdata.core.outline import Outline, facts_of, outline_of
 from fmsdata.core.state import State
-from fmsdata.core.wording import counted
+from fmsdata.core.wording import counted, shown
 from fmsdata.epochs.cursor import Change, Cursor, Layout, PlannedBatch
 from fmsdata.epochs.exclusions import Exclusions, checked_ids
 from fmsdata.epochs.fingerprint import fingerprint
@@ -85,7 +86,7 @@ class EpochSampler:
         self.global_batch = checked_batch(whole("global_batch", global_batch, least=1), self.world_size)
         self.layout = Layout(self.global_batch, self.drop_last, self.rank, self.world_size)
         if not isinstance(fingerprint, str | bool):
-            raise ConfigError(f"fingerprint is {fingerprint!r}; it must be a text that names the rows, or False")
+            raise ConfigError(f"fingerprint is {shown(fingerprint)}; it must be a text that names the rows, or False")
         self._named = fingerprint
         self._orders, self._mixture, self.packing = orders_of(rows, self.seed, self.shuffle, self.max_tokens)
         weights = None if self._mixture is None else self._mixture.weights
@@ -126,6 +127,21 @@ class EpochSampler:
         """The rows that are excluded from the next epoch on, sorted."""
         ids: list[int] = self._next.excluded.ids.tolist()
         return ids
+
+    def describe(self) -> State:
+        """The sampler and its position as plain data."""
+        names = ("global_batch", "rank", "world_size", "seed", "shuffle", "drop_last", "epoch", "position")
+        return {"rows": self._size, **{name: getattr(self, name) for name in names}}
+
+    def outline(self) -> Outline:
+        """The sampler for people: what `repr` prints. The rows are not read."""
+        return Outline(type(self).__name__, facts_of(self.describe()))
+
+    def __repr__(self) -> str:
+        return outline_of(self).text()
+
+    def _repr_html_(self) -> str:
+        return outline_of(self).html()
 
     def __len__(self) -> int:
         """The rows of this rank in an epoch."""
@@ -169,7 +185,8 @@ class EpochSampler:
         """Begin the next epoch, if the last one was handed out. A loop over a loader calls this."""
         if len(self.rows) != self._size:
             raise ConfigError(
-                f"the dataset had {self._size} rows when its sampler was created, and has {len(self.rows)} now; create "
+                f"the dataset had {counted(self._size, 'row')} when its sampler was created, and has "
+                f"{len(self.rows)} now; create "
                 "a new sampler for the new rows"
             )
         named, self._named_epoch = self._named_epoch, False
@@ -228,7 +245,9 @@ class EpochSampler:
         if self.cursor.start or self.cursor.cut:
             raise ConfigError("set_skip is for an epoch whose order did not change on the way; load a state instead")
         if cursor.position > cursor.end(self.layout):
-            raise ConfigError(f"set_skip({batches}) is after the end of the epoch, which has {self.batches} batches")
+            raise ConfigError(
+                f"set_skip({batches}) is after the end of the epoch, which has {counted(self.batches, 'batch')}"
+            )
         self.cursor = cursor.with_due_changes(self.layout)
 
     def exclude(self, ids: Iterable[int], *, mode: Literal["next_epoch", "immediate"] = "next_epoch") -> None:
@@ -321,7 +340,11 @@ class EpochSampler:
             if not size:
                 raise ConfigError(NO_TOKENS)
         if self.drop_last and size < self.global_batch:
-            left = f"{size} of {self._size} rows are not excluded" if len(excluded) else f"there are {size} rows"
+            left = (
+                f"{size} of {counted(self._size, 'row')} are not excluded"
+                if len(excluded)
+                else f"there are {counted(size, 'row')}"
+            )
             if self.packing is not None:
                 what = "" if self.max_tokens is None else f" of max_tokens={self.max_tokens}"
                 left = f"the rows that are left fill {counted(size, 'line')}{what}"

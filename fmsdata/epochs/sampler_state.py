@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fmsdata.core.keys import key_of
-from fmsdata.core.state import EDITED, Restoring, State, is_count, number, parse, shown
+from fmsdata.core.state import EDITED, Restoring, State, is_count, number, parse
+from fmsdata.core.wording import shown
 from fmsdata.epochs.cursor import Change, Cursor
 from fmsdata.epochs.exclusions import Exclusions
 from fmsdata.epochs.line_order import LineOrder

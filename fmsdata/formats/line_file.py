@@ -13,6 +13,7 @@ import numpy as np
 from fmsdata.core.blocks import Block
 from fmsdata.core.keys import offsets
 from fmsdata.core.tokens import Tokens
+from fmsdata.core.wording import counted
 from fmsdata.errors import CountsError
 from fmsdata.formats.base import Data, Decoded, Keep, Reading, ShardBytes, find_kept, keep_nothing
 from fmsdata.formats.compression import decompressor
@@ -37,7 +38,7 @@ class LineFile:
     def _require_size(self, size: int) -> None:
         if self._index.size != size:
             raise CountsError(
-                f"{self.name}: the file has {size:,} bytes, and {self._index.size:,} when it was indexed; run "
+                f"{self.name}: the file has {counted(size, 'byte')}, and {self._index.size:,} when it was indexed; run "
                 "`fmsdata index` to rebuild the index"
             )
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError
 
 ALIGNMENT = 256  # bytes, as device allocators align; tensors of any type can start there
@@ -41,15 +42,19 @@ def checked_device(device: Any) -> torch.device | None:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):
-        raise ConfigError(f"device is {device!r}; it must be the name of a device, such as {known[-1]!r}") from None
+        raise ConfigError(
+            f"device is {shown(device)}; it must be the name of a device, such as {known[-1]!r}"
+        ) from None
     if found.type not in known:
         raise ConfigError(
-            f"device is {device!r}, but torch has only {' and '.join(map(repr, known))} here: "
+            f"device is {shown(device)}, but torch has only {' and '.join(map(repr, known))} here: "
             "leave it out to get batches in main memory"
         )
     count = 1 if found.type == "cpu" else torch.accelerator.device_count()
     if (found.index or 0) >= count:
-        raise ConfigError(f"device is {device!r}, but there is only {found.type}:0 to {found.type}:{count - 1} here")
+        raise ConfigError(
+            f"device is {shown(device)}, but there is only {found.type}:0 to {found.type}:{count - 1} here"
+        )
     return found
 
 

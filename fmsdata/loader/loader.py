@@ -19,7 +19,9 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from fmsdata.core.checks import whole
-from fmsdata.core.state import State
+from fmsdata.core.outline import Outline, facts_of, outline_of
+from fmsdata.core.state import State, plain
+from fmsdata.core.wording import counted, shown
 from fmsdata.epochs.rows import Rows
 from fmsdata.epochs.sampler import EpochSampler
 from fmsdata.errors import ConfigError, FmsdataWarning, StageError, StateError
@@ -31,6 +33,7 @@ from fmsdata.loader.pass_end import PassEnd, checked_evaluation, mark_padding
 from fmsdata.loader.patience import StallLimits
 from fmsdata.loader.read_ahead import OnDemand, ReadAhead
 from fmsdata.loader.saving import Saving
+from fmsdata.loader.trainers import NotHere, advice, check_caller, check_trainer, warn_of_accelerate, warn_of_deepspeed
 from fmsdata.loader.turns import Turns
 from fmsdata.loader.worker_batches import WorkerBatchSource
 from fmsdata.loader.worker_pool import DEFAULT_METHOD
@@ -83,6 +86,12 @@ class StatefulDataLoader:
     >>> loader = StatefulDataLoader(rows, sampler=sampler, batch_size=8, num_workers=2)  # doctest: +SKIP
     """
 
+    dataset: Any = NotHere()
+    sampler: Any = NotHere()
+    batch_sampler: Any = NotHere()
+    evaluation: bool = False
+    keeper: str | None = None  # the trainer whose checkpoints hold the state
+
     def __new__(cls, *_: Any, sampler: EpochSampler | None = None, **__: Any) -> "StatefulDataLoader":
         if cls is StatefulDataLoader and sampler is not None:
             from fmsdata.loader.rows import RowLoader
@@ -121,8 +130,7 @@ class StatefulDataLoader:
     ) -> None:
         if not isinstance(data, Rescalable):
             raise ConfigError(
-                "a loader reads a Rescalable, or rows with sampler=EpochSampler(rows, ...), not a "
-                f"{type(data).__name__} alone"
+                f"a loader reads a Rescalable, or rows with sampler=EpochSampler(rows, ...), not {shown(data)} alone"
             )
         for_rows = (sampler, collate_fn, prefetch_factor, drop_last)
         if any(argument is not None for argument in for_rows) or not row_ids:
@@ -143,8 +151,8 @@ class StatefulDataLoader:
         self._mine = data.lanes_of(self.rank, self.world_size)
         self.num_workers = self._enough_workers(whole("num_workers", num_workers))
         self.prefetch = whole("prefetch", prefetch)
-        self.evaluation, samples = checked_evaluation(evaluation, data, checkpoint)
-        self._pass = None if data.epochs is None else PassEnd(data, samples, checkpoint)
+        self.evaluation, self.evaluation_samples = checked_evaluation(evaluation, data, checkpoint)  # None: all samples
+        self._pass = None if data.epochs is None else PassEnd(data, self.evaluation_samples, checkpoint)
         self._iteration = 0  # the number of the evaluation in progress
         self._finish = BatchFinisher(
             collate=Collate(self.task, self.outputs, sources=self.sources, padding_segment=padding_segment),
@@ -198,6 +206,9 @@ class StatefulDataLoader:
             refuse_endless_evaluation()
         if self.evaluation:
             self._from_the_top()
+        else:
+            check_trainer(self._positions.step, self.task)
+            check_caller(inspect.currentframe())
         self._ends.begin(self._positions.step, inspect.currentframe() if self._pass is None else None)
         return self._batches(self._iteration)
 
@@ -246,6 +257,7 @@ class StatefulDataLoader:
         if self.steps is None:
             raise TypeError(
                 "the stream has no end, so a loader has no length; give it one with steps= or epochs=, or count steps"
+                + advice()
             )
         return self.steps
 
@@ -299,6 +311,8 @@ class StatefulDataLoader:
             with self._meter:
                 if self._engine is None:
                     self._ranks.check_sharing("loader")
+                    if not (self.evaluation or self.keeper or self.checkpoint or self._positions.step):
+                        warn_of_accelerate()
                     self._engine = self._start_engine()
                 batch = self._engine.next()
                 if batch.wait is not None:
@@ -382,6 +396,31 @@ class StatefulDataLoader:
         """
         return [] if self._engine is None else self._engine.pids
 
+    def describe(self) -> State:
+        """The loader and its pipeline as plain data: for logs, and to compare runs.
+
+        >>> loader.describe()["batch_size"]     # doctest: +SKIP
+        8
+        """
+        return {**self._settings(), "step": self._positions.step, "pipeline": self.data.describe()}
+
+    def outline(self) -> Outline:
+        """The loader and its pipeline as a tree for people: what `repr` prints."""
+        facts = {**self._settings(), "step": self._positions.step}
+        facts |= {name: None for name, value in facts.items() if value is False or value == []}
+        return Outline(type(self).__name__, facts_of(facts), below=(self.data.outline(),))
+
+    def _settings(self) -> State:
+        names = ("rank", "world_size", "batch_size", "num_workers", "prefetch", "steps", "evaluation")
+        settings = {name: plain(getattr(self, name)) for name in names}
+        return {**settings, "task": shown(self.task), "outputs": list(self.outputs)}
+
+    def __repr__(self) -> str:
+        return outline_of(self).text()
+
+    def _repr_html_(self) -> str:
+        return outline_of(self).html()
+
     def stats(self) -> Stats:
         """What this rank has consumed, how fast, and how long it waited.
 
@@ -406,6 +445,8 @@ class StatefulDataLoader:
         refuse_to_save(self._ranks, gather)
         if gather:
             return gather_state(lambda: self._state(self._positions), self._ranks, self.data.lanes)
+        if self.world_size > 1:
+            warn_of_deepspeed()
         return self._state(self._positions)
 
     def _state(self, positions: Positions) -> State:
@@ -486,7 +527,7 @@ class StatefulDataLoader:
         if requested > len(self._mine):
             warnings.warn(
                 f"num_workers is {requested}, but rank {self.rank} of {self.world_size} has {len(self._mine)} of the "
-                f"{self.data.lanes} lanes: it uses {len(self._mine)} workers",
+                f"{counted(self.data.lanes, 'lane')}: it uses {len(self._mine)} workers",
                 FmsdataWarning,
                 stacklevel=3,
             )

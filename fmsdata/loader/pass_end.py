@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fmsdata.core.checks import check_parameters, flag, whole
+from fmsdata.core.wording import counted
 from fmsdata.errors import ConfigError, StateError
 from fmsdata.planning.schedule import Schedule, Segment
 from fmsdata.run.checkpoints import Checkpoints
@@ -51,7 +52,8 @@ class PassEnd:
             for lane, taken in positions.lines.items():
                 if taken != expected[lane]:
                     raise StateError(
-                        f"{taken} lines of lane {lane} were taken, but {expected[lane]} according to the steps of the "
+                        f"{counted(taken, 'line')} of lane {lane} were taken, but {expected[lane]} according to "
+                        "the steps of the "
                         "pass: the state is damaged or was edited, or is not from this pass"
                     )
             self._step = schedule.end(Segment(positions.step, *history[-1][1:]))

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fmsdata.core.checks import check_parameters, flag, whole
+from fmsdata.core.outline import Outline, facts_of
 from fmsdata.core.state import State
+from fmsdata.core.wording import counted, shown
 from fmsdata.epochs.cursor import Cursor, PlannedBatch
 from fmsdata.epochs.fine_tuning import FineTuningRows
 from fmsdata.epochs.rows import length
@@ -26,6 +28,7 @@ from fmsdata.loader.patience import StallLimits, Watcher
 from fmsdata.loader.row_reader import RowIds, RowRecipe, RowRequest, field_names
 from fmsdata.loader.row_workers import BatchRecipe, LocalRows, ReadBatch, RowSource, WorkerRows
 from fmsdata.loader.saving import Saving
+from fmsdata.loader.trainers import check_trainer
 from fmsdata.loader.turns import Turns
 from fmsdata.loader.worker_pool import DEFAULT_METHOD
 
@@ -35,6 +38,8 @@ MOST_PREFETCH = MOST_DESCRIPTORS - 8
 
 class RowLoader(StatefulDataLoader):
     """Batches of rows, epoch after epoch. See `StatefulDataLoader`."""
+
+    sampler: EpochSampler
 
     def __init__(
         self,
@@ -58,9 +63,11 @@ class RowLoader(StatefulDataLoader):
     ) -> None:
         _refuse(others)
         if not isinstance(sampler, EpochSampler):
-            raise ConfigError(f"sampler is {sampler!r}; it must be an EpochSampler, as in EpochSampler(rows, ...)")
+            raise ConfigError(f"sampler is {shown(sampler)}; it must be an EpochSampler, as in EpochSampler(rows, ...)")
         if (size := length(data)) != (rows := len(sampler.rows)):
-            raise ConfigError(f"the loader reads {size} rows, but its sampler was made for {rows}; give both the same")
+            raise ConfigError(
+                f"the loader reads {counted(size, 'row')}, but its sampler was made for {rows}; give both the same"
+            )
         if data is not sampler.rows and isinstance(sampler.rows, FineTuningRows):
             raise ConfigError("the loader and its sampler have different FineTuningRows; give both the same")
         if drop_last is not None and drop_last != sampler.drop_last:
@@ -81,7 +88,7 @@ class RowLoader(StatefulDataLoader):
                 "and nothing can interrupt it"
             )
         if collate_fn is not None and not callable(collate_fn):
-            raise ConfigError(f"collate_fn is {collate_fn!r}; it must be a function that takes a list of rows")
+            raise ConfigError(f"collate_fn is {shown(collate_fn)}; it must be a function that takes a list of rows")
         names = field_names(flag("row_ids", row_ids), sampler.drop_last)
         self._recipe: BatchRecipe
         if sampler.packing is not None:
@@ -115,6 +122,17 @@ class RowLoader(StatefulDataLoader):
     def seed(self) -> int:
         return self.sampler.seed
 
+    def describe(self) -> State:
+        """The loader and its sampler as plain data."""
+        return {**self._settings(), "sampler": self.sampler.describe()}
+
+    def outline(self) -> Outline:
+        return Outline(StatefulDataLoader.__name__, facts_of(self._settings()), below=(self.sampler.outline(),))
+
+    def _settings(self) -> State:
+        names = ("rank", "world_size", "batch_size", "num_workers")
+        return {name: getattr(self, name) for name in names}
+
     @property
     def last_rows(self) -> RowIds:
         """Which rows the last batch has: `index`, `epoch_id` and `is_padding`, for rows that are no dicts.
@@ -128,6 +146,7 @@ class RowLoader(StatefulDataLoader):
 
     def __iter__(self) -> Iterator[Any]:
         try:
+            check_trainer(self.sampler.epoch + self.sampler.position, self.data)
             self._begin_epoch()
             while (batch := self._next_rows()) is not None:
                 yield batch.batch
@@ -310,7 +329,8 @@ def _checked_batch(batch_size: int | None, sampler: EpochSampler) -> int:
     step = whole("batch_size", batch_size, least=1) * sampler.world_size
     if sampler.global_batch % step:
         raise ConfigError(
-            f"batch_size is {batch_size} on each of {sampler.world_size} ranks, {step} rows in all, but global_batch "
+            f"batch_size is {batch_size} on each of {counted(sampler.world_size, 'rank')}, "
+            f"{counted(step, 'row')} in all, but global_batch "
             f"is {sampler.global_batch}; it must be that, or a multiple to accumulate gradients over several steps"
         )
     return batch_size

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 from fmsdata.core.state import State
+from fmsdata.core.wording import shown
 from fmsdata.errors import CheckpointError, ConfigError
 from fmsdata.loader.ends import Unsaved
 from fmsdata.loader.sigterm import EXIT_CODE, Sigterm
@@ -27,7 +28,9 @@ class Saving:
 
     def __init__(self, checkpoint: Checkpoints | None, ranks: Ranks) -> None:
         if not isinstance(checkpoint, Checkpoints | None):
-            raise ConfigError(f"checkpoint is {checkpoint!r}; it must be a Checkpoints, as in Checkpoints('folder')")
+            raise ConfigError(
+                f"checkpoint is {shown(checkpoint)}; it must be a Checkpoints, as in Checkpoints('folder')"
+            )
         self.checkpoint = checkpoint
         self._ranks = ranks
         self._sigterm = Sigterm()

@@ -79,7 +79,7 @@ def _block_of(document: int, first: int, behind: int, documents: int) -> int:
     return first + ((document + 1) * (behind - first) - 1) // documents
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BlockKeys:
     """The key of a document is that of its block, in an epoch."""
 

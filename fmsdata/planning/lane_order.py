@@ -6,7 +6,8 @@ every (epoch, block) belongs to exactly one lane, at exactly one place.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from fmsdata.core.permutation import Permutation
 from fmsdata.planning.blocks import BlockPlan
 
 FEW = 20  # blocks that are planned faster one by one than as an array
+MOST_EPOCHS = 16  # of a small source, whose blocks are planned at once
 AHEAD = 256  # blocks that are planned at once, where a lane reads that many in a row
 
 
@@ -30,23 +32,20 @@ class PlannedBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedBlocks:
-    """Blocks at consecutive places of the order of a lane."""
+    """Blocks at consecutive places of the order of a lane, also of several epochs."""
 
-    epoch: int
+    epochs: Ints
     numbers: Ints
     addresses: Ints  # rows of shard, first document, and the document after the last
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def address(self, index: int) -> Address:
-        return Address(*self.addresses[index].tolist())
+    def first(self) -> PlannedBlock:
+        return PlannedBlock(int(self.epochs[0]), int(self.numbers[0]), Address(*self.addresses[0].tolist()))
 
-    def after(self, count: int) -> "PlannedBlocks":
-        return replace(self, numbers=self.numbers[count:], addresses=self.addresses[count:])
-
-    def before(self, count: int) -> "PlannedBlocks":
-        return replace(self, numbers=self.numbers[:count], addresses=self.addresses[:count])
+    def part(self, start: int, stop: int | None = None) -> "PlannedBlocks":
+        return PlannedBlocks(self.epochs[start:stop], self.numbers[start:stop], self.addresses[start:stop])
 
 
 class LaneOrder:
@@ -69,7 +68,7 @@ class LaneOrder:
         self.plan, self.source, self.seed = plan, source, seed
         self._blocks, self._lane, self._lanes = plan.blocks, lane, lanes
         self._dense = dense  # many of the lanes are planned in this process, and share the work
-        self._planned = PlannedBlocks(-1, np.empty(0, np.int64), np.empty((0, 3), np.int64))
+        self._planned = PlannedBlocks(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, 3), np.int64))
         self._first = 0  # place of the planned blocks
         self.places = math.inf  # how many blocks this lane reads in all
         self.has_last = False  # whether the last block of all epochs is this lane's
@@ -81,32 +80,48 @@ class LaneOrder:
     def block(self, place: int) -> PlannedBlock | None:
         """The block at this place of the lane; None behind the last."""
         blocks = self.blocks(place)
-        return None if blocks is None else PlannedBlock(blocks.epoch, int(blocks.numbers[0]), blocks.address(0))
+        return None if blocks is None else blocks.first()
 
     def blocks(self, place: int) -> PlannedBlocks | None:
-        """Some blocks of one epoch, from this place on, at least one; None behind the last."""
+        """Some blocks from this place on, at least one; None behind the last."""
         if place >= self.places:
             return None
         skip = place - self._first
         if not 0 <= skip < len(self._planned):
             self._plan_from(place)
             skip = 0
-        return self._planned.after(skip) if skip else self._planned
+        return self._planned.part(skip) if skip else self._planned
 
     def _plan_from(self, place: int) -> None:
         """Plan the block at a place; and if it follows the last one, or that costs little, many behind it."""
-        epoch, position = divmod(self._lane + place * self._lanes, self._blocks)
-        if epoch != self._planned.epoch:
-            self._permutation = Permutation(self._blocks, key_of(self.seed, self.source, epoch))
-        follows = epoch == self._planned.epoch and place == self._first + len(self._planned)
-        count = int(min(AHEAD, -(-(self._blocks - position) // self._lanes), self.places - place))
+        many = self._dense or (len(self._planned) > 0 and place == self._first + len(self._planned))
+        left = int(min(AHEAD if many else 1, self.places - place))
+        self._first = place
+        epochs: list[int] = []
+        counts: list[int] = []
+        numbers: list[Ints] = []
+        while left and len(epochs) < MOST_EPOCHS:
+            epoch, position = divmod(self._lane + place * self._lanes, self._blocks)
+            counts.append(min(left, -(-(self._blocks - position) // self._lanes)))
+            epochs.append(epoch)
+            numbers.append(self._numbers(epoch, position, counts[-1]))
+            place, left = place + counts[-1], left - counts[-1]
+        planned = numbers[0] if len(numbers) == 1 else np.concatenate(numbers)
+        self._planned = PlannedBlocks(np.repeat(epochs, counts), planned, self.plan.addresses(planned))
+
+    def _numbers(self, epoch: int, position: int, count: int) -> Ints:
+        """The numbers of this many blocks of the lane in an epoch, from a position on."""
+        permutation = _permutation(self._blocks, self.seed, self.source, epoch)
+        positions = np.arange(position, position + count * self._lanes, self._lanes)
         if self._dense:
-            numbers = self._permutation.shared_array(np.arange(position, position + count * self._lanes, self._lanes))
-        elif follows and count >= FEW:
-            numbers = self._permutation.array(np.arange(position, position + count * self._lanes, self._lanes))
-        else:
-            numbers = np.array([self._permutation(position)])
-        self._first, self._planned = place, PlannedBlocks(epoch, numbers, self.plan.addresses(numbers))
+            return permutation.shared_array(positions)
+        return permutation.array(positions) if count >= FEW else np.array([*map(permutation, positions.tolist())])
+
+
+@lru_cache(maxsize=256)
+def _permutation(blocks: int, seed: int, source: str, epoch: int) -> Permutation:
+    """The order of the blocks of a source in an epoch, which is the same for all lanes."""
+    return Permutation(blocks, key_of(seed, source, epoch))
 
 
 def place_of(block: int, epoch: int, *, blocks: int, lanes: int, seed: int, source: str) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fmsdata.core.keys import Ints
+from fmsdata.core.wording import counted
 from fmsdata.errors import ConfigError, StateError
 
 NO_LIMIT = 1 << 61  # lines of a lane that never ends
@@ -86,7 +87,7 @@ class Schedule:
                 "the run was started from another one, and the content of its steps is unknown"
             )
         if (most := max(segment.world_size for segment in history)) > lanes:
-            raise ConfigError(f"world size {most} is more than the {lanes} lanes of this run")
+            raise ConfigError(f"world size {most} is more than the {counted(lanes, 'lane')} of this run")
         self._lanes = lanes
         self._limits = np.full(lanes, NO_LIMIT) if limits is None else limits
         self._history = list(history)

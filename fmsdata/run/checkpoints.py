@@ -22,6 +22,7 @@ from typing import Any
 
 from fmsdata.core.checks import flag, whole
 from fmsdata.core.state import State
+from fmsdata.core.wording import counted
 from fmsdata.errors import CheckpointError, FmsdataWarning
 from fmsdata.run import lease
 from fmsdata.run.checkpoint_files import (
@@ -90,6 +91,10 @@ class Checkpoints:
 
     def __str__(self) -> str:
         return str(self._folder)
+
+    def __repr__(self) -> str:
+        read_only = ", read_only=True" if self.read_only else ""
+        return f"{type(self).__name__}({str(self)!r}, every={self.every}, keep={self.keep}{read_only})"
 
     @property
     def folder(self) -> Location:
@@ -217,7 +222,7 @@ class Checkpoints:
             saves = "the loader saves there when loader.save() is called"
         else:
             kept = "all checkpoints" if self.keep is None else f"the newest {self.keep}"
-            saves = f"the loader saves there every {self.every} steps and keeps {kept}"
+            saves = f"the loader saves there every {counted(self.every, 'step')} and keeps {kept}"
         if self._in_use and not self.read_only and (other := self._lease.other_run()):
             saves += f"; but it is in use by another run ({other}), and saving will be refused while that is alive"
         if step is None:
@@ -283,7 +288,7 @@ class Checkpoints:
         elif len(self._waiting) == PATIENCE + 1:
             warnings.warn(
                 f"{self._folder}: step-{self._waiting[0]} is still incomplete, {oldest.problem}, "
-                f"and this rank has saved {PATIENCE} times since; every rank must save",
+                f"and this rank has saved {counted(PATIENCE, 'time')} since; every rank must save",
                 FmsdataWarning,
                 stacklevel=5,
             )

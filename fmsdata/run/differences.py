@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fmsdata.core.state import State
+from fmsdata.core.wording import counted
 
 
 def differences(saved: Any, now: Any, where: str) -> Iterator[str]:
@@ -80,8 +81,11 @@ def parameters(description: State) -> State:
 
 
 def _shards(reader: Mapping[str, Any]) -> str:
-    values = {name: reader.get(name, "?") for name in ("shards", "documents", "tokens", "digest")}
-    return "{shards} shards, {documents} documents, {tokens} tokens ({digest:.6})".format(**values)
+    def number(name: str) -> str:
+        value = reader.get(name)
+        return counted(value, name[:-1]) if isinstance(value, int) else f"? {name}"
+
+    return f"{', '.join(map(number, ('shards', 'documents', 'tokens')))} ({reader.get('digest', '?')!s:.6})"
 
 
 def _in_words(phases: Sequence[State]) -> str:

@@ -15,14 +15,14 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from fmsdata.core.checks import suggestion
-from fmsdata.core.chunk import provenance
+from fmsdata.core.chunk import Item, provenance
 from fmsdata.core.spans import DOCUMENT
-from fmsdata.core.state import number as state_number
 from fmsdata.core.state import part
+from fmsdata.core.wording import counted
 from fmsdata.errors import ConfigError
 from fmsdata.planning.blocks import cut_blocks
 from fmsdata.planning.lane_order import place_of
-from fmsdata.run.replay import Replay, Seen, blocks_done
+from fmsdata.run.replay import Replay, Seen, at_block, block_of, blocks_done
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.stages.mixture import Mixture, stages_down_to_mixture
 from fmsdata.stages.shard_reader import ShardReader
@@ -83,8 +83,23 @@ def find_documents(replay: Replay, names: Iterable[str], until: int) -> list[Fou
     ]
 
 
+def read_document(replay: Replay, name: str) -> list[int]:
+    """The tokens that an epoch holds of a document."""
+    _, items = _read(replay, name)
+    return [token for item in items for token in item.tokens.tolist()]
+
+
 def _document(replay: Replay, name: str) -> _Document:
     """The document with this name, and the tokens that an epoch holds of it."""
+    document, items = _read(replay, name)
+    spans = [span for item in items for span in item.spans]
+    if not spans:
+        return document
+    return document._replace(start=min(span.start for span in spans), stop=max(span.stop for span in spans))
+
+
+def _read(replay: Replay, name: str) -> tuple[_Document, list[Item]]:
+    """The document with this name, and what the first epoch makes of it: mostly one item, or none."""
     readers = _readers(replay.data)
     source, shard, number = _parse(name, readers)
     reader = readers[source]
@@ -92,16 +107,14 @@ def _document(replay: Replay, name: str) -> _Document:
     block = plan.block_of(reader.counts.shards.index(shard), number)
     document = _Document(source, shard, number, block, plan.blocks, 0, 0)
     lane, place = _place(replay.data, document, 0)
-    state = {"block": place, "document": 0}
     stage = with_max_epochs(stages_down_to_mixture(replay.data.lines)[-1].children()[source], None)
-    iterator = stage.open(replay.lane(lane).named(source), state)
+    reading = replay.lane(lane).named(source)
+    iterator = stage.open(reading, at_block(stage.open(reading).state(0), place))
     while True:  # a source that is tokenized gives a block in several chunks
         chunk = iterator.read()
-        spans = [span for spans in provenance(chunk) for span in spans if span[:3] == document[:3]]
-        if spans:
-            return document._replace(start=spans[0].start, stop=spans[0].stop)
-        if state_number(iterator.state(len(chunk)), "block") > place:
-            return document
+        found = [i for i, spans in enumerate(provenance(chunk)) if any(span[:3] == document[:3] for span in spans)]
+        if found or block_of(iterator.state(len(chunk))) > place:
+            return document, [chunk[i] for i in found]
 
 
 def _place(data: Rescalable, document: _Document, epoch: int) -> tuple[int, int]:
@@ -192,7 +205,9 @@ def _parse(name: str, readers: Mapping[str, ShardReader]) -> tuple[str, str, int
         if shard in counts.shards:
             documents = int(counts.documents[counts.shards.index(shard)])
             if number >= documents:
-                raise ConfigError(f"document {name!r}: the shard has {documents} documents, 0 to {documents - 1}")
+                raise ConfigError(
+                    f"document {name!r}: the shard has {counted(documents, 'document')}, 0 to {documents - 1}"
+                )
             return source, shard, number
     close = suggestion(path[len(fitting[0]) + 1 :], readers[fitting[0]].counts.shards)
     raise ConfigError(f"document {name!r}: source {fitting[0]!r} has no such shard; {close}")

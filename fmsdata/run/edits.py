@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from fmsdata.core.lane import Lane
 from fmsdata.core.stage import Stage
-from fmsdata.core.state import EDITED, Restoring, State, is_count, shown
+from fmsdata.core.state import EDITED, Restoring, State, is_count
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError, DataError, StateError
 from fmsdata.run.differences import changes_of_lines, changes_of_mixture, differences, lowest, parameters
 from fmsdata.run.recut import Recut

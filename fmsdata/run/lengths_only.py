@@ -27,7 +27,8 @@ from fmsdata.prefetch.open_files import OpenFiles
 from fmsdata.prefetch.shard_files import ShardFiles
 from fmsdata.stages.delimit import Delimit
 from fmsdata.stages.pack import Pack
-from fmsdata.stages.tokenize import Tokenize, reader_of
+from fmsdata.stages.shard_reader import ShardReader
+from fmsdata.stages.tokenize import Tokenize
 from fmsdata.storage.mapped import Versions
 
 UNKNOWN = -1  # stands for any token that no stage compares with
@@ -39,7 +40,7 @@ def check_text(sources: Iterable[Tokenize]) -> None:
     """Raise unless the tokens of each document of these sources were counted."""
     uncounted = []
     for source in sources:
-        reader = reader_of(source)
+        reader = source.below if isinstance(source.below, ShardReader) else None
         if reader is None:
             raise ConfigError(
                 "a finite pass (epochs, evaluation) is planned from the number of tokens of each document, which is "

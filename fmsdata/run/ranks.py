@@ -17,6 +17,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from fmsdata.core.checks import whole
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError
 
 # Words in the names of mesh dimensions. Ranks along "dp_shard" read different data, ranks along
@@ -124,19 +125,19 @@ def _of_environment() -> Ranks:
 def _of_group(group: ProcessGroup) -> Ranks:
     if not isinstance(group, ProcessGroup):
         raise ConfigError(
-            f"process_group is {group!r}; it must be a ProcessGroup of torch.distributed that this rank is in"
+            f"process_group is {shown(group)}; it must be a ProcessGroup of torch.distributed that this rank is in"
         )
     rank = dist.get_rank(group)
     if rank < 0:
         raise ConfigError(
-            f"process_group is {group!r}, and rank {dist.get_rank()} is not in it; pass the group it is in"
+            f"process_group is {shown(group)}, and rank {dist.get_rank()} is not in it; pass the group it is in"
         )
     return Ranks(rank, dist.get_world_size(group), "process_group=", True, (group,))
 
 
 def _of_mesh(mesh: DeviceMesh) -> Ranks:
     if not isinstance(mesh, DeviceMesh):
-        raise ConfigError(f"mesh is {mesh!r}; it must be a DeviceMesh of torch.distributed")
+        raise ConfigError(f"mesh is {shown(mesh)}; it must be a DeviceMesh of torch.distributed")
     dimensions = _data_dimensions(mesh)
     place = mesh.get_coordinate()
     if place is None:

@@ -13,6 +13,7 @@ from fmsdata.core.checks import whole
 from fmsdata.core.chunk import Chunk, epochs, provenance
 from fmsdata.core.lane import Lane
 from fmsdata.core.state import State, number, parse, part
+from fmsdata.core.wording import counted
 from fmsdata.errors import CheckpointError, ConfigError, StateError
 from fmsdata.planning.schedule import Schedule, Segment, continued
 from fmsdata.prefetch.open_files import OpenFiles
@@ -93,6 +94,11 @@ class Replay:
         if not from_start:
             self._starts += sorted(step for step in steps if step >= max(1, self._edited))
 
+    def __repr__(self) -> str:
+        where = "" if self._checkpoints is None else f" of {self._checkpoints}"
+        lanes = counted(self.data.lanes, "lane")
+        return f"{type(self).__name__}{where}: {lanes}, newest checkpoint at step {self.newest}"
+
     @property
     def since(self) -> int:
         """The first step that can be replayed: 0, unless the mix of the run was edited."""
@@ -115,7 +121,9 @@ class Replay:
     def require_step(self, step: int) -> None:
         """Raise if a step can't be replayed with this configuration."""
         if self._last is not None and step >= self._last:
-            raise ConfigError(f"there is no step {step}: the pass ends after {self._last} steps, 0 to {self._last - 1}")
+            raise ConfigError(
+                f"there is no step {step}: the pass ends after {counted(self._last, 'step')}, 0 to {self._last - 1}"
+            )
         if step < self._edited:
             raise StateError(
                 f"the mix was edited at step {self._edited}, after step {step}: to trace step {step}, use the "
@@ -223,4 +231,18 @@ def blocks_done(state: State | None) -> dict[str, int]:
     while state is not None and "sources" not in state:
         state = part(state, "below")
     sources = part(state, "sources") or {}
-    return {name: number(part(source, "below"), "block") for name, source in sources.items()}
+    return {name: block_of(part(source, "below")) for name, source in sources.items()}
+
+
+def block_of(state: State | None) -> int:
+    """The next block of a source, from the state of its reader or of a stage above it."""
+    while state is not None and "block" not in state and "below" in state:
+        state = part(state, "below")
+    return number(state, "block")
+
+
+def at_block(state: State, block: int) -> State:
+    """The state of a source at the start of a block, in the form of this state."""
+    if "block" in state or "below" not in state:
+        return {"block": block, "document": 0}
+    return {**state, "below": at_block(state["below"], block)}

@@ -25,8 +25,10 @@ from fmsdata.core.blocks import Host
 from fmsdata.core.checks import whole
 from fmsdata.core.chunk import Item
 from fmsdata.core.lane import Lane
+from fmsdata.core.outline import Outline, facts_of, outline_of
 from fmsdata.core.stage import Stage, endless, tokens_only
 from fmsdata.core.state import State
+from fmsdata.core.wording import counted, shown
 from fmsdata.errors import ConfigError, StateError
 from fmsdata.planning.schedule import Segment
 from fmsdata.prefetch.open_files import OpenFiles
@@ -77,7 +79,7 @@ class Rescalable(IterableDataset[Item]):
         process_group: ProcessGroup | None = None,
     ) -> None:
         if not isinstance(lines, Stage):
-            raise ConfigError(f"Rescalable takes a stage, got {lines!r}")
+            raise ConfigError(f"Rescalable takes a stage, got {shown(lines)}")
         self.lanes = whole("lanes", lanes, least=1)
         self.lines = tokens_only(endless(lines, "Rescalable"), "Rescalable").settled(self.lanes)
         self.seed = whole("seed", seed, least=None)
@@ -104,7 +106,7 @@ class Rescalable(IterableDataset[Item]):
             raise ConfigError(f"rank is {rank} of world size {world_size}; it must be from 0 to world size - 1")
         if world_size > self.lanes:
             raise ConfigError(
-                f"world size {world_size} is more than the {self.lanes} lanes of this run: "
+                f"world size {world_size} is more than the {counted(self.lanes, 'lane')} of this run: "
                 "some ranks would have nothing to read; use fewer ranks, or start the run with more lanes"
             )
         return range(rank, self.lanes, world_size)
@@ -172,6 +174,21 @@ class Rescalable(IterableDataset[Item]):
             {lane: converted(lane, state) for lane, state in saved.lanes.items()},
             data,
         )
+
+    def describe(self) -> State:
+        """Everything that the order and the content of the stream depend on, as plain data."""
+        return copy.deepcopy(self.description)
+
+    def outline(self) -> Outline:
+        """The pipeline as a tree for people: what `repr` and `fmsdata plan` print."""
+        facts = {"lanes": self.lanes, "seed": self.seed, "epochs": self.epochs}
+        return Outline(type(self).__name__, facts_of(facts), below=(self.lines.outline(""),))
+
+    def __repr__(self) -> str:
+        return outline_of(self).text()
+
+    def _repr_html_(self) -> str:
+        return outline_of(self).html()
 
     @cached_property
     def description(self) -> State:

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fmsdata.core.state import EDITED, State, is_count, number, parse, require_version, shown
-from fmsdata.core.wording import few
+from fmsdata.core.state import EDITED, State, is_count, number, parse, require_version
+from fmsdata.core.wording import few, shown
 from fmsdata.errors import StateError
 from fmsdata.planning.schedule import Segment
 

@@ -4,12 +4,14 @@ Tokens are looked up in the tallies of the lanes (`fmsdata.run.tally`), and shar
 the planned ones (`fmsdata.run.shares`). A `Meter` measures the time.
 """
 
+import html
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from fmsdata.core.keys import Ints
+from fmsdata.core.wording import counted
 from fmsdata.errors import ConfigError
 from fmsdata.run.shares import planned_shares
 from fmsdata.storage.stats import StorageStats
@@ -59,7 +61,7 @@ class SourceStats:
     epoch_tokens: int  # tokens of one epoch
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Stats:
     """What a rank has consumed of its lanes since the start of the run, and how fast.
 
@@ -107,7 +109,7 @@ class Stats:
                 )
         if lanes > first.lanes_of_run:
             raise ConfigError(
-                f"these stats are of {lanes} lanes, but the run has {first.lanes_of_run}; "
+                f"these stats are of {counted(lanes, 'lane')}, but the run has {first.lanes_of_run}; "
                 "give the stats of each rank once"
             )
         return cls(
@@ -161,15 +163,32 @@ class Stats:
             }
         return {name: float(value) for name, value in scalars.items()}
 
+    def __repr__(self) -> str:
+        return f"Stats of {counted(self.lanes, 'lane')} of {self.lanes_of_run:,}, {self}"
+
+    def _repr_html_(self) -> str:
+        """The stats for a notebook: a line, and a table of the sources."""
+        rows = "".join(
+            f"<tr><td>{html.escape(name)}</td><td>{source.tokens:,}</td><td>{source.share:.2%}</td>"
+            f"<td>{source.planned:.2%}</td><td>{source.epochs:.3g}</td></tr>"
+            for name, source in self.sources.items()
+        )
+        head = "".join(f"<th>{name}</th>" for name in ("source", "tokens", "share", "planned", "epochs"))
+        return f"<p>{html.escape(self._total())}</p><table><tr>{head}</tr>{rows}</table>"
+
+    def _total(self) -> str:
+        return (
+            f"step {self.step}: {counted(self.samples, 'sample')}, {counted(self.tokens, 'token')}, "
+            f"{self.recent.tokens_per_second:,.0f} tokens/s, waited {self.recent.waited_share:.1%} of the time"
+        )
+
     def __str__(self) -> str:
         sources = "; ".join(
             f"{name} {source.share:.2%} (planned {source.planned:.2%}), {source.epochs:.3g} epochs"
             for name, source in self.sources.items()
         )
         return (
-            f"step {self.step}: {self.samples:,} samples, {self.tokens:,} tokens, "
-            f"{self.recent.tokens_per_second:,.0f} tokens/s, waited {self.recent.waited_share:.1%} of the time; "
-            + sources
+            f"{self._total()}; {sources}"
             + (f"; {self.cropped_share:.2%} thrown away" if self.cropped else "")
             + (f"; storage: {self.storage}" if self.storage else "")
         )

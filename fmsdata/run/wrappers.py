@@ -21,7 +21,13 @@ EXACT = (
     "    loader = fmsdata.StatefulDataLoader(data, batch_size=...)\n"
     "    state = loader.state_dict(gather=True)"
 )
-ONE_RANK_SAVERS = {"accelerate", "lightning", "lightning_fabric", "pytorch_lightning"}  # they save what rank 0 returns
+# They save what rank 0 returns, unless they are connected to a loader in this way.
+INTEGRATIONS = {
+    "accelerate": "fmsdata.integrations.accelerate.register(accelerator, loader)",
+    "lightning": "fmsdata.integrations.lightning",
+    "lightning_fabric": "fmsdata.integrations.lightning",
+    "pytorch_lightning": "fmsdata.integrations.lightning",
+}
 EXACT_SLICES = (1, 13)  # the first version of Accelerate that resumes a loader with slices where it was
 
 
@@ -52,6 +58,7 @@ def refuse_wrappers(ranks: Ranks, lanes: int, seed: int) -> str | None:
             f"it read ahead: batches would be lost on resume. {EXACT}"
         )
     refuse_endless_evaluation()
+    _refuse_collator(caller)
     if caller is None or _library(caller) != "accelerate":
         return None
     if processes > 1 and (found := _inexact_slices()):
@@ -61,6 +68,21 @@ def refuse_wrappers(ranks: Ranks, lanes: int, seed: int) -> str | None:
             f"{'.'.join(map(str, EXACT_SLICES))}'). {EXACT.replace('Use', 'Or use', 1)}"
         )
     return name
+
+
+def _refuse_collator(caller: FrameType | None) -> None:
+    """Raise if a loader of torch joins samples with a function of transformers, which knows dicts only."""
+    collate: Any = None
+    if caller is not None and _library(caller) == "torch" and caller.f_code.co_name == "__init__":
+        collate = caller.f_locals.get("collate_fn")
+    collate = getattr(collate, "data_collator", collate)  # inside a wrapper of the Trainer
+    if str(getattr(collate, "__module__", "")).partition(".")[0] == "transformers":
+        raise ConfigError(
+            "the collator of transformers can't join the samples of this dataset. Give the Trainer a loader:\n"
+            "    from fmsdata.integrations.hf import Trainer\n"
+            "    trainer = Trainer(model, args, train_dataset=loader)\n"
+            "or Trainer(..., data_collator=fmsdata.Collate())"
+        )
 
 
 def refuse_endless_evaluation() -> None:
@@ -82,11 +104,11 @@ def refuse_to_save(ranks: Ranks, gather: bool, reader: str | None = None) -> Non
     """
     caller = next(_callers(2), None)
     library = "" if caller is None else _library(caller)
-    if ranks.world_size > 1 and not gather and library in ONE_RANK_SAVERS:
+    if ranks.world_size > 1 and not gather and library in INTEGRATIONS:
         raise ConfigError(
             f"{library} saves the state of one rank only, and state_dict() on {ranks} holds the lanes of this rank: "
-            "the run could not be resumed. Hand it an object whose state_dict() returns "
-            "loader.state_dict(gather=True), the state of all ranks"
+            "the run could not be resumed. Save loader.state_dict(gather=True), the state of all ranks, as "
+            f"{INTEGRATIONS[library]} does"
         )
     if reader is not None and library != "torchdata":
         raise ConfigError(

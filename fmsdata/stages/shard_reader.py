@@ -7,6 +7,7 @@ the state is two numbers: the next block of the lane, and the next document in i
 import copy
 import math
 from collections.abc import Collection, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,13 @@ from fmsdata.core.blocks import Address, BlockName, Located
 from fmsdata.core.checks import whole
 from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import Exhausted, StageIterator
-from fmsdata.core.keys import Ints, keys_of, mix_array, offsets
+from fmsdata.core.keys import Ints, Keys, keys_of, mix_array, offsets
 from fmsdata.core.lane import Lane
+from fmsdata.core.outline import facts_of
 from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, Buffer
 from fmsdata.core.stage import Size, Stage
 from fmsdata.core.state import State, number
+from fmsdata.core.wording import counted, shown
 from fmsdata.corpus.counts import open_source
 from fmsdata.corpus.selection import SourcePath, locate
 from fmsdata.errors import ConfigError, DataError, StateError
@@ -85,7 +88,7 @@ class ShardReader(Stage):
         self._files = open_source(location, column, self.files)
         self.counts = self._files.counts
         if not self.counts.documents.sum():
-            raise DataError(f"{self.path}: the {len(self.counts.shards)} shards hold no documents")
+            raise DataError(f"{self.path}: {counted(len(self.counts.shards), 'shard')} without documents")
 
     def open(self, lane: Lane, state: State | None = None) -> StageIterator:
         return _ReaderIterator(self, lane, state)
@@ -108,6 +111,16 @@ class ShardReader(Stage):
             "folder": self.folder,
             **({} if self.files is None else {"files": list(self.files)}),
         }
+
+    def _facts(self) -> str:
+        return facts_of(
+            {
+                "shards": len(self.counts.shards),
+                "strip": list(self.strip) or None,
+                "min_length": self.min_length if self.min_length > 1 else None,
+                "max_epochs": self.max_epochs,
+            }
+        )
 
     def describe(self, source: str = "") -> State:
         return {**super().describe(source), "source": source or self.name}
@@ -221,7 +234,7 @@ class _ReaderIterator(StageIterator):
         few = int(np.searchsorted(np.cumsum(sizes), self._target)) + 1
         tokens = np.cumsum(sizes[:few] * plan.mean_lengths.take(addresses[:few, 0]))
         most = min(CHUNK_TOKENS, self._blocks.tokens_at_once)
-        return blocks.before(min(few, int(np.searchsorted(tokens, most)) + 1))
+        return blocks.part(0, min(few, int(np.searchsorted(tokens, most)) + 1))
 
     def _announce(self, address: Address) -> None:
         shard, first, stop = address
@@ -236,7 +249,8 @@ class _ReaderIterator(StageIterator):
             raise StateError(f"'document' is {self._visited}, but the block has only {sizes[0]} documents")
         if reader.strip:
             stripped, length = strip_ends(documents.arrays, documents.array, start, length, np.array(reader.strip))
-        keys = mix_array(keys_of((self._order.seed, self._source, blocks.epoch), blocks.numbers))
+        epochs = _runs(blocks.epochs)
+        keys = mix_array(self._keys(blocks, epochs))
         place = documents.number - blocks.addresses[:, 1].take(documents.block)
         mixed = mix_array(place.astype(np.uint64) ^ keys.take(documents.block))
         order = np.argsort(mixed >> BLOCK_BITS | documents.block.astype(np.uint64) << KEY_BITS, kind="stable")
@@ -246,6 +260,9 @@ class _ReaderIterator(StageIterator):
         order = order.take(kept)
         spans = np.zeros((len(kept), COLUMNS), np.int64)
         spans[:, BUFFER] = documents.array.take(order)
+        if len(epochs) > 1:  # a buffer for each array and epoch
+            number = np.repeat(np.arange(len(epochs)), [stop - start for _, start, stop in epochs])
+            spans[:, BUFFER] += number.take(documents.block.take(order)) * len(documents.arrays)
         spans[:, START] = start.take(order)
         spans[:, LENGTH] = length.take(order)
         spans[:, DOCUMENT] = documents.number.take(order)
@@ -259,7 +276,13 @@ class _ReaderIterator(StageIterator):
         self._at[:-1, 0] = block + self._place
         self._at[:-1, 1] = kept - first.take(block)
         self._at[-1] = self._place + len(blocks), 0
-        return Chunk(self._buffers(documents, blocks.epoch), spans, np.arange(len(kept) + 1))
+        buffers = [buffer for epoch, _, _ in epochs for buffer in self._buffers(documents, epoch)]
+        return Chunk(buffers, spans, np.arange(len(kept) + 1))
+
+    def _keys(self, blocks: PlannedBlocks, epochs: list[tuple[int, int, int]]) -> Keys:
+        """The key of each block."""
+        parts = [keys_of((self._order.seed, self._source, epoch), blocks.numbers[a:b]) for epoch, a, b in epochs]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _buffers(self, documents: Located, epoch: int) -> list[Buffer]:
         names, plan, seed = self._reader.counts.shards, self._order.plan, self._order.seed
@@ -273,8 +296,9 @@ class _ReaderIterator(StageIterator):
         least = max(1, self._reader.min_length)
         if not any((self._lengths(block) >= least).any() for block in range(self._order.plan.blocks)):
             raise DataError(
-                f"source {self._source!r}: none of its {self._reader.size().documents} documents has at least "
-                f"{least} tokens (min_length) after stripping; lower min_length or remove the source"
+                f"source {self._source!r}: none of its {counted(self._reader.size().documents, 'document')} has "
+                "at least "
+                f"{counted(least, 'token')} (min_length) after stripping; lower min_length or remove the source"
             )
 
     def _lengths(self, block: int) -> Ints:
@@ -285,9 +309,15 @@ class _ReaderIterator(StageIterator):
         return strip_ends(arrays, array, start, length, strip)[1] if len(strip) else length
 
 
+def _runs(values: Ints) -> list[tuple[int, int, int]]:
+    """The runs of equal values: the value, and where it starts and stops."""
+    starts = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
+    return [(int(values[start]), start, stop) for start, stop in pairwise(starts)]
+
+
 def _checked_epochs(epochs: float | None) -> float | None:
     if epochs is None:
         return None
     if isinstance(epochs, bool) or not isinstance(epochs, int | float) or not 0 < epochs < math.inf:
-        raise ConfigError(f"max_epochs is {epochs!r}; it must be a number above zero, or None for no end")
+        raise ConfigError(f"max_epochs is {shown(epochs)}; it must be a number above zero, or None for no end")
     return epochs

@@ -17,6 +17,7 @@ from fmsdata.core.keys import Ints, key_of, keyed_order, keyed_orders, keys_of
 from fmsdata.core.lane import Lane
 from fmsdata.core.stage import Stage, endless, tokens_only
 from fmsdata.core.state import State, number, part
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError, StateError
 from fmsdata.stages.windows import TOKENIZED, saved_windows, window_sizes
 
@@ -57,13 +58,13 @@ class Shuffle(Stage):
         self.first_window = None if first_window is None else whole("first_window", first_window, least=1)
         if isinstance(window, str):
             if window != "auto":
-                raise ConfigError(f"shuffle window is {window!r}; it must be a number of lines, or 'auto'")
+                raise ConfigError(f"shuffle window is {shown(window)}; it must be a number of lines, or 'auto'")
             self._distance = whole("shuffle distance", DISTANCE if distance is None else distance, least=1)
             self._own_first = first_window is not None
             self.window, self.first_window = self._chosen_windows(lanes=1)
         elif distance is not None:
             raise ConfigError(
-                f"shuffle has a window of {window!r} lines and a distance of {distance!r}; give one of the two: "
+                f"shuffle has a window of {shown(window)} lines and a distance of {distance!r}; give one of the two: "
                 f"a distance of n is a window of {WINDOW_PER_DISTANCE} * n"
             )
         else:
@@ -85,6 +86,11 @@ class Shuffle(Stage):
         tokens = lanes * max(1, -(-self.below.window_tokens() // self.below.window_items()))  # of an item, in all lanes
         window = max(1, min(window, TOKENIZED // tokens))
         return window, self.first_window if self._own_first else max(1, min(window, FIRST_TOKENIZED // tokens))
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the window was chosen, and is no number of the user's."""
+        return self._distance is not None
 
     def sizes(self) -> list[int]:
         """The sizes of the first windows. All that follow have the size of the last of them."""

@@ -8,6 +8,7 @@ import numpy as np
 from fmsdata.core.checks import whole
 from fmsdata.core.keys import Ints
 from fmsdata.core.tokens import StoredTokens
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError
 
 SHORT_RUN = 8  # tokens to strip from all documents together, before long runs are handled one by one
@@ -16,7 +17,7 @@ SHORT_RUN = 8  # tokens to strip from all documents together, before long runs a
 def checked_strip(strip: Any) -> tuple[int, ...]:
     """The tokens to strip, sorted."""
     if isinstance(strip, str | bytes) or not isinstance(strip, Collection):
-        raise ConfigError(f"strip is {strip!r}; it must be a list of tokens")
+        raise ConfigError(f"strip is {shown(strip)}; it must be a list of tokens")
     return tuple(sorted({whole("a token to strip", token) for token in strip}))
 
 

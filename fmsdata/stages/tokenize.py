@@ -9,7 +9,7 @@ import copy
 import os
 import shlex
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITI
 from fmsdata.core.stage import Size, Stage
 from fmsdata.core.state import State
 from fmsdata.core.tokens import Tokens
+from fmsdata.core.wording import counted
 from fmsdata.corpus.tokenizer import FILE, open_tokenizer, token_type
 from fmsdata.corpus.tokenizer_threads import THREADS
 from fmsdata.errors import ConfigError, DataError, FmsdataError, StageError
@@ -56,6 +57,7 @@ class Tokenize(Stage):
             name = below.source_name() if not below.children() else type(below).__name__
             raise ConfigError(f"Tokenize reads text, but {name!r} holds tokens already; remove the Tokenize")
         self._tokenizer = open_tokenizer(tokenizer)
+        self._given = tokenizer
         self._spec = os.fsdecode(tokenizer) if isinstance(tokenizer, str | os.PathLike) else None
         self.tokenizer = self._tokenizer.identity
         self.strip = checked_strip(strip)
@@ -71,6 +73,11 @@ class Tokenize(Stage):
 
     def tokenizes(self) -> bool:
         return True
+
+    @property
+    def given(self) -> object:
+        """The tokenizer as it was given: its path or name, or the object."""
+        return self._given
 
     @property
     def token_bytes(self) -> int:
@@ -120,10 +127,29 @@ class Tokenize(Stage):
         return self.below.source_name()
 
 
+def stages_of(source: Stage) -> Iterator[Stage]:
+    """The stages of a source from the top down, as long as each has one stage below."""
+    yield source
+    while list(source.children()) == ["below"]:
+        source = source.below
+        yield source
+
+
 def reader_of(source: Stage) -> ShardReader | None:
-    """The reader of a source: the source itself, or what it tokenizes; None if that is something else."""
-    below = source.below if isinstance(source, Tokenize) else source
-    return below if isinstance(below, ShardReader) else None
+    """The reader of a source, below what tokenizes or changes its documents; None if that is something else."""
+    lowest = list(stages_of(source))[-1]
+    return lowest if isinstance(lowest, ShardReader) else None
+
+
+def tokenizer_of(source: Stage) -> Tokenize | None:
+    """What tokenizes a source, if anything does."""
+    return next((stage for stage in stages_of(source) if isinstance(stage, Tokenize)), None)
+
+
+def is_counted(source: Stage) -> bool:
+    """Whether the number of tokens of a source is counted, and not an estimate."""
+    tokenize = tokenizer_of(source)
+    return tokenize is None or tokenize.is_counted
 
 
 def with_max_epochs(source: Stage, max_epochs: float | None) -> Stage:
@@ -224,7 +250,8 @@ class _TokenizeIterator(StageIterator):
             if self._dropped > PATIENCE * max(1, self._stage.below.size().tokens):
                 raise DataError(
                     f"source {self._lane.source or self._stage.source_name()!r}: none of its documents has at least "
-                    f"{max(1, self._stage.min_length)} tokens (min_length) after stripping; lower min_length or remove "
+                    f"{counted(max(1, self._stage.min_length), 'token')} (min_length) after stripping; lower "
+                    "min_length or remove "
                     "the source"
                 )
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import fsspec
 
 from fmsdata.core.limits import describe_os_error
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError, FmsdataError, MissingError, StorageError
 from fmsdata.storage.atomic import write_whole
 from fmsdata.storage.clients.base import Entry, Listing
@@ -73,11 +74,11 @@ class Location:
             error = error or url._error
             url = url.url
         if not isinstance(url, str | os.PathLike) or not os.fspath(url):
-            raise ConfigError(f"path is {url!r}; it must be the path of a folder")
+            raise ConfigError(f"path is {shown(url)}; it must be the path of a folder")
         if options is not None and not (isinstance(options, Mapping) and all(isinstance(key, str) for key in options)):
             raise ConfigError("storage_options must be a dict of options by name, as in {'anon': True}")
         if storage is not None and not isinstance(storage, Storage):
-            raise ConfigError(f"storage is {storage!r}; it must be an fmsdata.Storage")
+            raise ConfigError(f"storage is {shown(storage)}; it must be an fmsdata.Storage")
         self.options = dict(options or {})
         self.storage = storage or Storage()
         self._error = error

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from fmsdata.core.checks import seconds, whole
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError
 
 
@@ -87,4 +88,4 @@ def _check(settings: Any, section: str) -> None:
                 seconds(name, value)
             case SettingKind.LOCAL_FOLDER:
                 if not isinstance(value, str) or not value or "://" in value:
-                    raise ConfigError(f"{name} is {value!r}; it must be a folder on a local disk")
+                    raise ConfigError(f"{name} is {shown(value)}; it must be a folder on a local disk")

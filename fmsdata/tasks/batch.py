@@ -17,8 +17,10 @@ from fmsdata.core.chunk import Chunk, Row, check_lengths, epochs, provenance
 from fmsdata.core.copying import copy_items
 from fmsdata.core.keys import Ints, Keys, mix_array, offsets
 from fmsdata.core.memory import Source
+from fmsdata.core.pieces import Piece, pieces_of
 from fmsdata.core.spans import BEGINS, BUFFER, DOCUMENT, LENGTH, PADDING, POSITION, TAIL, Span
 from fmsdata.core.tokens import Tokens
+from fmsdata.core.wording import counted, shown
 from fmsdata.errors import ConfigError, StageError
 from fmsdata.tasks.buffers import buffers
 
@@ -32,7 +34,7 @@ class DocumentSpans(NamedTuple):
     stop: Ints
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Batch:
     """The lines of one step of one rank. The model sees all but the last `extra_tokens` of each."""
 
@@ -52,6 +54,12 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def __repr__(self) -> str:
+        lines, length = self.tokens.shape
+        seen = "" if not self.extra_tokens else f", of which the model sees {self.length}"
+        padded = f", {counted(sum(self.padding), 'token')} of padding" if any(self.padding) else ""
+        return f"Batch of {counted(lines, 'line')} of {counted(length, 'token')}{seen} ({self.tokens.dtype}){padded}"
 
     @property
     def length(self) -> int:
@@ -205,6 +213,10 @@ def _epochs(batch: Batch) -> list[list[int]]:
     return epochs(batch.lines)
 
 
+def _pieces(batch: Batch) -> list[list[Piece]]:
+    return [list(pieces_of(batch.lines, row, batch.tokens[row].tolist())) for row in range(len(batch))]
+
+
 OUTPUTS: dict[str, Callable[[Batch], Any]] = {
     "document_ids": _document_ids,
     "position_ids": _position_ids,
@@ -215,13 +227,14 @@ OUTPUTS: dict[str, Callable[[Batch], Any]] = {
     "label_source_ids": _label_source_ids,
     "provenance": _provenance,
     "epochs": _epochs,
+    "pieces": _pieces,
 }
 
 
 def check_outputs(names: Sequence[str]) -> None:
     """Raise if a name is not an output that a batch can hold."""
     if isinstance(names, str) or not isinstance(names, Sequence):
-        raise ConfigError(f"outputs is {names!r}; it must be a list of names")
+        raise ConfigError(f"outputs is {shown(names)}; it must be a list of names")
     for name in names:
         if name not in OUTPUTS:
             raise ConfigError(f"unknown output {name!r}; batches can hold {', '.join(OUTPUTS)}")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from fmsdata.core.checks import flag, whole
+from fmsdata.core.wording import counted
 from fmsdata.errors import ConfigError
 from fmsdata.tasks.base import IGNORED
 from fmsdata.tasks.batch import Batch, widen
@@ -47,7 +48,7 @@ class CausalLM:
         extra, length, tokens = self.extra_tokens, batch.length, batch.tokens
         if max(self.prompt_len, 1 - extra) >= length:
             raise ConfigError(
-                f"prompt_len {self.prompt_len} leaves nothing to predict in lines of {length} tokens"
+                f"prompt_len {self.prompt_len} leaves nothing to predict in lines of {counted(length, 'token')}"
                 if self.prompt_len
                 else "shift=False leaves nothing to predict in lines of 1 token; use a longer seq_len"
             )

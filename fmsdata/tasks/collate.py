@@ -10,6 +10,7 @@ from typing import Any
 
 from fmsdata.core.checks import flag
 from fmsdata.core.chunk import Item
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError
 from fmsdata.tasks.base import Task
 from fmsdata.tasks.batch import OUTPUTS, Batch, check_outputs, collect
@@ -38,7 +39,7 @@ class Collate:
 
     def __post_init__(self) -> None:
         if not callable(self.task):
-            raise ConfigError(f"task is {self.task!r}; it must be a task such as CausalLM()")
+            raise ConfigError(f"task is {shown(self.task)}; it must be a task such as CausalLM()")
         check_outputs(self.outputs)
         object.__setattr__(self, "sources", tuple(self.sources))
         if not self.sources and (needing := [name for name in self.outputs if name in OF_SOURCES]):

@@ -9,6 +9,7 @@ import torch
 
 from fmsdata.core.checks import rate, whole
 from fmsdata.core.keys import key_of, mix_array, uniform
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError
 from fmsdata.tasks.base import IGNORED
 from fmsdata.tasks.batch import Batch
@@ -52,7 +53,7 @@ class MaskedLM:
                 "they are shares of the chosen tokens"
             )
         if not isinstance(self.special, Sequence):
-            raise ConfigError(f"special is {self.special!r}; it must be a list of tokens")
+            raise ConfigError(f"special is {shown(self.special)}; it must be a list of tokens")
         special = tuple(whole("a token of special", value) for value in self.special)
         object.__setattr__(self, "special", special)  # a tuple, so that the task is hashable
 

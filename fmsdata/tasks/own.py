@@ -1,20 +1,15 @@
 """OwnTask: a function of the user's own as a task, named by its module."""
 
-import importlib
-import inspect
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import attrgetter
 from typing import Any
 
 import torch
 
-from fmsdata.core.checks import check_parameters, suggestion, whole
-from fmsdata.errors import ConfigError, FmsdataError, StageError
+from fmsdata.core.checks import whole
+from fmsdata.core.own import OwnName
+from fmsdata.errors import FmsdataError, StageError
 from fmsdata.tasks.batch import Batch
 
 
@@ -24,31 +19,21 @@ class OwnTask:
 
     It is called with a `Batch` and returns the fields of the batch.
 
-    The module is looked up in the current directory, then on Python's search path. `parameters` are
-    passed by name. The function may have the attributes of a task: `extra_tokens` (default 1),
-    `needs_lines` (default True) and `causal` (default True).
+    The module is looked up in `folder`, if that is given, in the current directory, then on Python's
+    search path. `parameters` are passed by name. The function may have the attributes of a task:
+    `extra_tokens` (default 1), `needs_lines` (default True) and `causal` (default True).
 
     >>> task = OwnTask("my_tasks:reversed_lm", {"share": 0.5})     # doctest: +SKIP
     """
 
     function: str
     parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    folder: str | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", dict(self.parameters))
         whole(f"extra_tokens of task {self.function!r}", self.extra_tokens)
-        try:
-            signature = inspect.signature(self._function)
-            accepted = list(signature.parameters.values())
-            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted):
-                check_parameters(
-                    f"task {self.function!r}", self.parameters, [parameter.name for parameter in accepted[1:]]
-                )
-            signature.bind(None, **self.parameters)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"task {self.function!r} can't be called with a batch and {self.parameters}: {error}"
-            ) from None
+        self._name.check_arguments(self.parameters, "a batch")
 
     @property
     def extra_tokens(self) -> int:
@@ -79,44 +64,12 @@ class OwnTask:
 
     @cached_property
     def _function(self) -> Callable[..., Any]:
-        module, _, name = str(self.function).partition(":")
-        if not module or not name:
-            raise ConfigError(f"task {self.function!r}: name a function of your own as package.module:function")
-        with _current_directory_first():
-            found = _import(module, self.function)
-        try:
-            function = attrgetter(name)(found)
-        except AttributeError:
-            callables = [attribute for attribute, value in vars(found).items() if callable(value)]
-            raise ConfigError(
-                f"task {self.function!r}: {getattr(found, '__file__', module)} has no {name!r}; "
-                + suggestion(name, callables)
-            ) from None
-        if not callable(function):
-            raise ConfigError(f"task {self.function!r}: {name} is {function!r}, which is not callable")
-        return function  # type: ignore[no-any-return]
+        return self._name.load()
 
-    def __reduce__(self) -> tuple[type["OwnTask"], tuple[str, dict[str, Any]]]:
+    @cached_property
+    def _name(self) -> OwnName:
+        return OwnName.found_from("task", self.function, self.folder)
+
+    def __reduce__(self) -> tuple[type["OwnTask"], tuple[str, dict[str, Any], str | None]]:
         """Another process looks the function up again, in the same places."""
-        return OwnTask, (self.function, dict(self.parameters))
-
-
-def _import(module: str, written: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise ConfigError(
-                f"task {written!r}: there is no module {error.name!r} in {os.getcwd()} or on Python's search path"
-            ) from None
-        raise ConfigError(f"task {written!r}: importing {module} failed: {type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def _current_directory_first() -> Iterator[None]:
-    here = os.getcwd()
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)
+        return OwnTask, (self.function, dict(self.parameters), self.folder)

@@ -28,6 +28,7 @@ from fmsdata.core.lane import Lane
 from fmsdata.core.spans import Span
 from fmsdata.core.stage import Stage
 from fmsdata.core.state import State
+from fmsdata.core.wording import counted
 from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.planning.schedule import Turns
 from fmsdata.tasks.base import IGNORED
@@ -122,7 +123,7 @@ def check_exactly_once(
     while not account.is_complete():
         if account.samples > most_samples or account.samples == came:
             raise Incomplete(
-                f"after {account.samples} samples there are documents that did not come: "
+                f"after {counted(account.samples, 'sample')} there are documents that did not come: "
                 + ", ".join(
                     f"{source}/{shard}#{number} in epoch {epoch}"
                     for epoch, (source, shard, number) in account.missing()
@@ -177,7 +178,8 @@ def check_rescaling(
                 for sample in _rows(batch):
                     if sample.digest != uninterrupted[g := next(due)]:
                         raise LawBroken(
-                            f"{where}, after {account.stops} stops: expected sample {g} of an uninterrupted run, "
+                            f"{where}, after {counted(account.stops, 'stop')}: expected sample {g} of an "
+                            "uninterrupted run, "
                             f"got a sample that holds {sample}"
                         )
                 progress(len(batch["input_ids"]))
@@ -267,13 +269,15 @@ def check_equal_ends(make: MakeLoader, *, world_sizes: Iterable[int], progress: 
                 progress(len(batch["input_ids"]))
                 steps += 1
             if left := turns.take(1):
-                raise LawBroken(f"{where}: the pass ended after {steps} steps without sample {left[0]}")
+                raise LawBroken(f"{where}: the pass ended after {counted(steps, 'step')} without sample {left[0]}")
             ends.append((steps, len(loader)))
             loader.close()
         if len(set(ends)) > 1 or ends[0][0] != ends[0][1]:
             raise LawBroken(f"at world size {world_size} the ranks end after these steps, with these lengths: {ends}")
         if len(reference) != int(limits.sum()):
-            raise LawBroken(f"at world size {world_size} there are {len(reference)} samples, expected {limits.sum()}")
+            raise LawBroken(
+                f"at world size {world_size} there are {counted(len(reference), 'sample')}, expected {limits.sum()}"
+            )
     return len(reference)
 
 
@@ -281,7 +285,7 @@ def _check_marks(batch: Mapping[str, Any], samples: int, where: str) -> None:
     """Raise unless exactly the rows after the first `samples` are marked as padding, and predict nothing."""
     marks = batch["is_padding"].tolist()
     if marks != [False] * samples + [True] * (len(marks) - samples):
-        raise LawBroken(f"{where}: {samples} rows are samples, but is_padding is {marks}")
+        raise LawBroken(f"{where}: {counted(samples, 'row')} are samples, but is_padding is {marks}")
     if samples < len(marks) and not (batch["labels"][samples:] == IGNORED).all():
         raise LawBroken(f"{where}: a row of padding has labels")
     if any(batch.get("provenance", [])[samples:]):

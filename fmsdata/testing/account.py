@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from fmsdata.core.spans import Span
+from fmsdata.core.wording import counted
 from fmsdata.testing.stored import Document, Stored
 
 INSERTED_BETWEEN = 4  # EOS, EOL, BOL and BOS can stand between two documents
@@ -33,11 +34,13 @@ class Account:
     """Records which tokens of which documents came, epoch by epoch.
 
     Raises as soon as a token comes twice in an epoch, or differs from the stored token. A document
-    that came whole takes one byte, so that a corpus of any size can be recorded.
+    that came whole takes one byte, so that a corpus of any size can be recorded. Without `stored`,
+    samples and tokens are only counted.
     """
 
-    def __init__(self, stored: Stored, epochs: int = 0, *, later: bool = True) -> None:
-        self.stored, self.epochs = stored, epochs  # the number of epochs that must be complete
+    def __init__(self, stored: Stored | None, epochs: int = 0, *, later: bool = True) -> None:
+        self._compares, self.stored = stored is not None, {} if stored is None else stored
+        self.epochs = epochs  # the number of epochs that must be complete
         self._later = later  # compare the tokens of later epochs with the stored tokens too
         self.samples = self.tokens = self.stops = 0
         self.whole: Counter[int] = Counter()  # documents, by epoch
@@ -58,6 +61,9 @@ class Account:
                 raise LawBroken(
                     f"{where}{', ' if where else ''}sample number {self.samples - 1} in the order of arrival: {error}"
                 ) from None
+
+    def __repr__(self) -> str:
+        return f"Account of {counted(self.samples, 'sample')} with {counted(self.tokens, 'token')}"
 
     @property
     def begun(self) -> int:
@@ -82,6 +88,8 @@ class Account:
             document = (span.source, span.shard, span.document)
             self.tokens += span.stop - span.start
             self.latest[span.source] = max(epoch, self.latest.get(span.source, 0))
+            if not self._compares:
+                continue
             if epoch >= self.epochs and not self._later:
                 self._record(document, epoch, span, None)
                 place, slack = place + span.stop - span.start, slack + INSERTED_BETWEEN

@@ -56,6 +56,9 @@ class StoredDocuments(Mapping[Document, npt.NDArray[np.int64]]):
         self._strip, self._min_length, self._column = np.array(sorted(strip), np.int64), max(1, min_length), column
         self._shards: Recent[_PlainShard | _PlainText] = Recent(OPEN_SHARDS)
 
+    def __repr__(self) -> str:
+        return f"StoredDocuments({', '.join(f'{source}: {folder}' for source, folder in self._folders.items())})"
+
     def __getitem__(self, document: Document) -> npt.NDArray[np.int64]:
         source, shard, number = document
         path = self._folders[source] / shard

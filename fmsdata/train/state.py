@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fmsdata.core.checks import whole
-from fmsdata.core.state import EDITED, State, is_count, require_version, shown
+from fmsdata.core.state import EDITED, State, is_count, require_version
+from fmsdata.core.wording import shown
 from fmsdata.errors import CheckpointError, ConfigError, StateError
 from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.loader.rows import RowLoader
@@ -66,7 +67,9 @@ def build(
     """
     _check_loader(loader)
     if scheduler is not None and not hasattr(scheduler, "state_dict"):
-        raise ConfigError(f"the scheduler is {scheduler!r}; it must have a state_dict(), like the schedulers of torch")
+        raise ConfigError(
+            f"the scheduler is {shown(scheduler)}; it must have a state_dict(), like the schedulers of torch"
+        )
     state = {
         "version": VERSION,
         "rank": loader.rank,
@@ -175,13 +178,13 @@ def restore(
 def _check_loader(loader: Any) -> None:
     if not isinstance(loader, StatefulDataLoader):
         raise ConfigError(
-            f"the loader is {loader!r}; a train state holds the position in the data: pass the StatefulDataLoader"
+            f"the loader is {shown(loader)}; a train state holds the position in the data: pass the StatefulDataLoader"
         )
 
 
 def _checked_extra(extra: Any) -> dict[str, Any]:
     if not isinstance(extra, Mapping | None) or not all(isinstance(name, str) for name in extra or {}):
-        raise ConfigError(f"extra is {extra!r}; it must be a dict with strings as keys")
+        raise ConfigError(f"extra is {shown(extra)}; it must be a dict with strings as keys")
     for name in extra or {}:
         if name in KEYS:
             raise ConfigError(f"extra.{name}: {name!r} is a key of the train state itself; use a different name")
@@ -242,7 +245,7 @@ def _check_state(state: Any) -> None:
 def _belonging_together(states: State | Sequence[State]) -> dict[int, State]:
     """The states by rank, all of the same step of the same run."""
     if not states or not isinstance(states, Mapping | list | tuple):
-        raise StateError(f"a train state is a dict, or a list of dicts of several ranks, not {states!r}")
+        raise StateError(f"a train state is a dict, or a list of dicts of several ranks, not {shown(states)}")
     many: list[State] = [dict(states)] if isinstance(states, Mapping) else list(states)
     for state in many:
         _check_state(state)

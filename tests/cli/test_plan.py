@@ -15,6 +15,7 @@ import yaml
 
 from fmsdata.cli.outlook import outlook
 from fmsdata.cli.plan import count_of_tokens
+from fmsdata.cli.run import Run
 from fmsdata.config.build import build_data, make_loader
 from fmsdata.config.read import read_config
 from fmsdata.errors import ConfigError, FmsdataWarning
@@ -118,7 +119,7 @@ def test_a_run_reads_what_was_planned(root: Path, overrides: dict[str, Any]) -> 
 def test_what_users_should_look_out_for_is_told(root: Path) -> None:
     def told(tokens: int, world_size: int = 1, **overrides: Any) -> str:
         config = read_config(root / "run.yaml", {name.replace("__", "."): one for name, one in overrides.items()})
-        return "\n".join(outlook(config, build_data(config), tokens, world_size)["warnings"])
+        return "\n".join(outlook(Run.of_config(config), tokens, world_size)["warnings"])
 
     assert told(10_000, lanes=4) == ""
     assert "'wiki' (38.2 times)" in told(540_000, lanes=4)
@@ -158,7 +159,7 @@ def test_a_plan_says_how_far_lanes_drift_and_how_many_would_not(tmp_path: Path) 
 
 def test_a_plan_shows_the_window_that_was_chosen_and_its_memory(root: Path) -> None:
     config = read_config(root / "run.yaml", {"shuffle": None, "lanes": 4, "shuffle.distance": 9})
-    report = outlook(config, build_data(config), None, 2)
+    report = outlook(Run.of_config(config), None, 2)
     assert report["lines"]["window"] == 27
     assert report["lines"]["window_is_automatic"]
     assert report["lines"]["samples_of_a_rank_between_neighbouring_lines"] == pytest.approx(28 / 3 * 2)
@@ -167,14 +168,14 @@ def test_a_plan_shows_the_window_that_was_chosen_and_its_memory(root: Path) -> N
 
 def test_windows_that_need_much_memory_are_warned_about(root: Path, object_store: ObjectStore) -> None:
     config = read_config(root / "run.yaml", {"shuffle.window": 10_000_000, "lanes": 4})
-    (warning,) = (one for one in outlook(config, build_data(config), None, 1)["warnings"] if "GB per worker" in one)
+    (warning,) = (one for one in outlook(Run.of_config(config), None, 1)["warnings"] if "GB per worker" in one)
     assert "the shuffle windows of 10,000,000 lines take about" in warning
     url = object_store.bucket("windows")
     store: dict[str, Any] = {"path": url, "storage_options": object_store.options}
     object_store.upload(root, url)
     for window, warned in ((8, False), (2000, True)):
         config = read_config(root / "run.yaml", {**store, "shuffle.window": window, "storage.prefetch_bytes": "100kB"})
-        report = outlook(config, build_data(config), None, 1)
+        report = outlook(Run.of_config(config), None, 1)
         assert any("does not fit into storage.prefetch_bytes (100kB)" in one for one in report["warnings"]) == warned
 
 
@@ -188,7 +189,7 @@ def test_the_steps_are_those_that_a_run_takes(root: Path) -> None:
         stored += sum(span.stop - span.start for row in batch["provenance"] for span in row)
         if stored > 20_000:
             break
-    assert outlook(config, data, stored, 1)["steps"] == pytest.approx(steps, rel=0.03)
+    assert outlook(Run.of_config(config, data), stored, 1)["steps"] == pytest.approx(steps, rel=0.03)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])

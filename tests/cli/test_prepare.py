@@ -61,7 +61,7 @@ def test_skipped_documents_are_listed_in_the_summary(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert f"skipped 1 bad document, listed in {tmp_path}/out/meta/fmsdata-skipped.csv" in done.stdout
     assert "a.jsonl, line 2: there is no field 'text'" in done.stdout
-    assert "note: left out 1 files" in done.stdout
+    assert "note: left out 1 file" in done.stdout
 
 
 @pytest.mark.parametrize(

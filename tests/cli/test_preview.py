@@ -13,9 +13,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from fmsdata import StatefulDataLoader, testing
-from fmsdata.cli.preview import show_ids
-from fmsdata.cli.preview_report import print_batches
-from fmsdata.cli.preview_rows import WithLines, inspect_batch
+from fmsdata.display.decoding import show_ids
+from fmsdata.display.show import inspect_batch, print_batches
 from fmsdata.tasks.batch import Batch, widen
 from tests.cli.test_cli import FMSDATA, run
 from tests.helpers import CONFIG, maker, write_source
@@ -139,9 +138,8 @@ class Backwards:
 def test_what_a_task_makes_of_the_tokens_is_shown_beside_them(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = maker(corpus)(0, 1).data
     for name, words in (("input_ids", "as the task made them: "), ("targets", "targets (2, 17), loss_scale ()")):
-        task = WithLines(Backwards(name))
-        loader = StatefulDataLoader(data, batch_size=2, task=task, prefetch=0, rank=0, world_size=1)
-        shown = inspect_batch(0, next(iter(loader)), loader, None)
+        loader = StatefulDataLoader(data, batch_size=2, task=Backwards(name), outputs=["pieces"], rank=0, world_size=1)
+        shown = inspect_batch(next(loader))
         print_batches([shown], show_ids, True, Console())
         printed = " ".join(capsys.readouterr().out.split())
         assert words in printed

@@ -20,6 +20,7 @@ import fmsdata
 from fmsdata import ConfigError, Mixture
 from fmsdata.cli.common import parse_overrides
 from fmsdata.cli.outlook import outlook
+from fmsdata.cli.run import Run
 from fmsdata.config.build import build_data, make_loader
 from fmsdata.config.read import read_config
 from fmsdata.config.sections import Config
@@ -548,7 +549,7 @@ def test_every_example_can_be_planned_and_read(tmp_path: Path, name: str, config
     data = build_data(told)
     ranks = 1024 if name == "s3-128-nodes.yaml" else told.lanes // 2
     assert told.lanes % ranks == 0
-    planned = outlook(told, data, None, ranks)
+    planned = outlook(Run.of_config(told, data), None, ranks)
     assert planned["sources"].keys() == told.sources.keys()
     assert ranks in planned["same_stream_at_world_sizes"]
     loader = make_loader(told, data, rank=ranks - 1, world_size=ranks)

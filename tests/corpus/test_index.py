@@ -160,7 +160,7 @@ def test_rows_of_datasets_that_are_not_here_are_no_mistake(root: Path) -> None:
     write_counts(root, [*rows_of(root), "/books/part-0.arrow,3,30"])
     done = index_corpus(root)
     assert not done.written
-    assert "1 rows are of other folders" in done.notes[0]
+    assert "1 row is of other folders" in done.notes[0]
 
 
 def test_an_index_is_rebuilt_when_shards_change(root: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import fmsdata
 from fmsdata.cli.outlook import outlook
-from fmsdata.config.build import build_data
+from fmsdata.cli.run import Run
 from fmsdata.config.read import read_config
 from fmsdata.corpus.index import index_corpus
 from fmsdata.errors import DataError, StateError
@@ -45,7 +45,7 @@ def copy(source: Path, target: Path) -> Path:
 def plan_of(root: Path, **overrides: Any) -> dict[str, Any]:
     dotted = {name.replace("__", "."): value for name, value in overrides.items()}
     config = read_config({**CONFIG, "path": str(root)}, {"sources": None, "lanes": 2, **dotted})
-    return outlook(config, build_data(config), None, 1)
+    return outlook(Run.of_config(config), None, 1)
 
 
 @pytest.mark.parametrize(

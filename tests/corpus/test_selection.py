@@ -10,6 +10,7 @@ import pytest
 import fmsdata
 from fmsdata import testing
 from fmsdata.cli.outlook import outlook
+from fmsdata.cli.run import Run
 from fmsdata.config.build import build_data
 from fmsdata.config.read import read_config
 from fmsdata.corpus.index import write_index
@@ -112,10 +113,10 @@ def test_sources_that_share_files_are_warned_about(web: Path, tmp_path: Path) ->
     def warnings(**sources: Any) -> str:
         settings = {name: {"weight": 1, "path": "web", "files": files} for name, files in sources.items()}
         config = read_config({**CONFIG, "path": str(tmp_path)}, {"sources": settings, "lanes": 2})
-        return "\n".join(outlook(config, build_data(config), None, 1)["warnings"])
+        return "\n".join(outlook(Run.of_config(config), None, 1)["warnings"])
 
     shared = warnings(one="part-[12].arrow", two="part-[23].arrow")
-    assert f"'one' and 'two' both read 1 files, such as {web}/part-2.arrow" in shared
+    assert f"'one' and 'two' both read 1 file, such as {web}/part-2.arrow" in shared
     assert "both read" not in warnings(one="part-[12].arrow", two="part-[03].arrow")
 
 

@@ -60,6 +60,9 @@ def test_the_quick_start_in_the_readme_runs_when_pasted(tmp_path: Path) -> None:
         done = run([sys.executable, "pasted.py"])
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines() == [f"{step} torch.Size([8, 32]) torch.Size([8, 32])" for step in range(3)]
+        done = run([str(Path(sys.executable).with_name("fmsdata")), "preview", "run.yaml"])
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count(" epoch ") == done.stdout.count(" epoch 0: ") >= 8, "it starts in the first epoch"
 
 
 @pytest.fixture
@@ -101,6 +104,22 @@ def test_the_custom_stage_of_the_docs_keeps_the_laws(tmp_path: Path, fill_in_the
     changed = [tokens for tokens in transformed.values() if {3, 6} & set(tokens.tolist())]
     assert 30 < len(changed) < 50, "three quarters of them, but not all, are changed by one stage or the other"
     testing.check_exactly_once(make, stored=transformed, world_sizes=[1, 5, 12, 7, 2, 9], steps=3, most_samples=5_000)
+
+
+def test_the_stage_in_yaml_of_the_docs_and_the_notebook_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs/stages.md").read_text()
+    (tmp_path / "my_stages.py").write_text(page.split("```python\n# my_stages.py\n")[1].split("```")[0])
+    (section,) = (block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "DropRepetitive" in block)
+    written, _ = section.splitlines()
+    rng = np.random.default_rng(0)
+    some = [*documents(rng, 40, shortest=8), *(np.full(50, 7) for _ in range(10))]
+    write_source(tmp_path / "web", some)
+    (tmp_path / "run.yaml").write_text(f"path: {tmp_path}\n{written}\npack: {{seq_len: 32}}\nlanes: 6\n")
+    loader = fmsdata.build_loader(tmp_path / "run.yaml")
+    tokens = np.concatenate([batch["input_ids"].flatten().numpy() for batch, _ in zip(loader, range(40), strict=False)])
+    assert 7 not in tokens
+    monkeypatch.chdir(tmp_path)
+    exec(next(block for block in code_blocks("docs/loader.md") if "fmsdata.show" in block), {})
 
 
 def test_the_packing_page_packs(tmp_path: Path) -> None:

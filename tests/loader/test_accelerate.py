@@ -36,12 +36,12 @@ def of_rank(stream: Rows, rank: int, world_size: int) -> Rows:
     return [row for first in range(2 * rank, len(stream), 2 * world_size) for row in stream[first : first + 2]]
 
 
-def test_our_loader_needs_no_preparation_and_its_gathered_state_is_saved(accelerated: list[Any], stream: Rows) -> None:
+def test_our_loader_needs_no_preparation_and_the_state_of_one_rank_is_refused(
+    accelerated: list[Any], stream: Rows
+) -> None:
     world_size = len(accelerated)
     for rank, found in enumerate(accelerated):
-        mine = stream[rank::world_size]
-        assert [*found["ours"], *found["ours, on"]] == mine[:16]
-        assert found["ours, resumed"] == found["ours, on"]
+        assert found["ours"] == stream[rank::world_size][:12]
         if world_size > 1:
             assert "accelerate saves the state of one rank only" in found["one rank"]
             assert "state_dict(gather=True)" in found["one rank"]
@@ -99,7 +99,6 @@ def test_the_trainer_of_transformers_is_exact_or_refused(trained: list[Any], str
     world_size = len(trained)
     for rank, found in enumerate(trained):
         assert found["whole"] == of_rank(stream, rank, world_size)[:8]
-        assert found["ours"] == stream[rank::world_size][:8]
         if world_size == 1:
             assert found["found"] == found["whole"]
         else:

@@ -407,7 +407,7 @@ def test_batches_in_flight_keep_a_small_state_each(steps: int, behind: int) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"global_batch": 6}, "batch_size is 4 on each of 1 ranks, 4 rows in all, but global_batch is 6"),
+        ({"global_batch": 6}, "batch_size is 4 on each of 1 rank, 4 rows in all, but global_batch is 6"),
         ({"num_workers": -1}, "num_workers is -1"),
         ({"prefetch_factor": 2}, "no workers to read ahead"),
         ({"prefetch_factor": 999, "num_workers": 1}, "prefetch_factor is 999; it must be at most"),

@@ -235,7 +235,7 @@ def test_blocks_are_planned_together_as_they_are_one_by_one(
             planned = order.blocks(start + len(found))
             assert planned is not None
             assert planned.addresses[:, 1].tolist() == planned.numbers.tolist()
-            found += [(planned.epoch, number) for number in planned.numbers.tolist()]
+            found += zip(planned.epochs.tolist(), planned.numbers.tolist(), strict=True)
         assert found[:100] == expected
 
 

@@ -34,7 +34,7 @@ def saving(folder: Path) -> None:
     rows = loader(ROWS, GLOBAL_BATCH, num_workers=1)
     for step in range(10_000):
         if step == EXCLUDED_AT:
-            rows.sampler.exclude(EXCLUDED)  # type: ignore[attr-defined]
+            rows.sampler.exclude(EXCLUDED)
         got = samples(next(rows))
         path = folder / f"{step}-{rows.rank}.json"
         path.with_suffix(".part").write_text(json.dumps({"got": got, "state": rows.state_dict()}))
@@ -45,7 +45,7 @@ def saving(folder: Path) -> None:
 def collectives(folder: Path) -> None:
     dist.init_process_group("gloo")
     rows = loader(10, 6)
-    sampler: fmsdata.EpochSampler = rows.sampler  # type: ignore[attr-defined]
+    sampler: fmsdata.EpochSampler = rows.sampler
     got: list[Any] = []
     for epoch in range(3):
         for batch in rows:

@@ -22,7 +22,7 @@ import yaml
 import fmsdata
 from fmsdata import testing
 from fmsdata.cli.common import parse_storage_options
-from fmsdata.cli.outlook import mixture_of
+from fmsdata.cli.run import mixture_of
 from fmsdata.compat import fms_fsdp
 from fmsdata.config.build import build_data, make_loader
 from fmsdata.config.read import read_config

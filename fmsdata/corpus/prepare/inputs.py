@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fmsdata.core.limits import describe_os_error
+from fmsdata.core.wording import counted
 from fmsdata.corpus.listing import is_leftover
 from fmsdata.corpus.prepare.settings import InputFile, Settings, Unit
 from fmsdata.corpus.scan import most_parts
@@ -39,7 +40,9 @@ def find_inputs(source: Location) -> tuple[Location, list[InputFile], list[str]]
     _require_sources(source, files)
     notes = []
     if others:
-        notes.append(f"left out {len(others):,} files that end in none of {', '.join(TEXTS)}, such as {others[0]}")
+        notes.append(
+            f"left out {counted(len(others), 'file')} whose ending is none of {', '.join(TEXTS)}, such as {others[0]}"
+        )
     if len(texts) + len(others) < len(entries):
         notes.append("left out files that another program left behind, such as caches")
     return source, sorted(files, key=lambda file: (file.source, file.inner)), notes

@@ -28,7 +28,8 @@ from fmsdata.core.spans import (
     Buffer,
 )
 from fmsdata.core.stage import Stage
-from fmsdata.core.state import EDITED, State, is_count, shown
+from fmsdata.core.state import EDITED, State, is_count
+from fmsdata.core.wording import shown
 from fmsdata.errors import StateError
 from fmsdata.stages.pack.token_run import TokenRun
 

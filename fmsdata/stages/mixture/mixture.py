@@ -8,6 +8,7 @@ from fmsdata.core.iterator import StageIterator
 from fmsdata.core.lane import Lane, full_name
 from fmsdata.core.stage import Stage, tokens_only
 from fmsdata.core.state import State
+from fmsdata.core.wording import counted, shown
 from fmsdata.errors import ConfigError
 from fmsdata.stages.mixture.iterator import MixtureIterator
 from fmsdata.stages.mixture.weights import Phase, as_shares, check_weights, checked_phases
@@ -38,7 +39,7 @@ class Mixture(Stage):
             raise ConfigError("a mixture needs at least one source")
         for name, stage in sources.items():
             if not isinstance(name, str) or not isinstance(stage, Stage):
-                raise ConfigError(f"source {name!r} is {stage!r}; sources must be a dict of stages by name")
+                raise ConfigError(f"source {name!r} is {shown(stage)}; sources must be a dict of stages by name")
             tokens_only(stage, f"source {name!r} of a Mixture")
         self.sources = {name: sources[name] for name in sorted(sources)}
         self.find = find
@@ -88,6 +89,9 @@ class Mixture(Stage):
     def parameters(self) -> State:
         phases = [{"until_tokens": phase.until_tokens, "weights": dict(phase.weights)} for phase in self.phases]
         return {"weights": dict(self.weights), "phases": phases}
+
+    def _facts(self) -> str:
+        return f"of {len(self.sources)}" + (f", {counted(len(self.phases), 'phase')}" if self.phases else "")
 
     def ends(self) -> bool:
         return False

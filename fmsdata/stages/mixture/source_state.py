@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fmsdata.core.state import EDITED, State, number, parse, part, shown, signed_number
+from fmsdata.core.state import EDITED, State, number, parse, part, signed_number
+from fmsdata.core.wording import shown
 from fmsdata.errors import StateError
 from fmsdata.stages.mixture.leftovers import Leftover
 

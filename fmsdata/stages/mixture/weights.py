@@ -9,6 +9,7 @@ import numpy as np
 
 from fmsdata.core.checks import unnamed, whole
 from fmsdata.core.options import LARGEST_WEIGHT
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError
 
 
@@ -58,7 +59,7 @@ def checked_phases(sources: Mapping[str, object], phases: Sequence[Phase]) -> li
     checked: list[Phase] = []
     for i, phase in enumerate(phases):
         if not isinstance(phase, Phase):
-            raise ConfigError(f"phase {i} is {phase!r}; it must be a Phase(until_tokens=, weights=)")
+            raise ConfigError(f"phase {i} is {shown(phase)}; it must be a Phase(until_tokens=, weights=)")
         until = phase.until_tokens
         if until is None and i < len(phases) - 1:
             raise ConfigError(f"phase {i} has no until_tokens, so phase {i + 1} would never come")
@@ -67,7 +68,9 @@ def checked_phases(sources: Mapping[str, object], phases: Sequence[Phase]) -> li
             if checked and until <= (checked[-1].until_tokens or 0):
                 raise ConfigError(f"until_tokens must grow: phase {i} has {until}, not more than the one before")
         if not isinstance(phase.weights, Mapping):
-            raise ConfigError(f"phase {i}: weights is {phase.weights!r}; it must be a dict of a weight for each source")
+            raise ConfigError(
+                f"phase {i}: weights is {shown(phase.weights)}; it must be a dict of a weight for each source"
+            )
         if phase.weights.keys() <= sources.keys() and (missing := unnamed(sources, phase.weights)):
             raise ConfigError(f"phase {i}: {missing}")
         check_weights(sources, phase.weights)

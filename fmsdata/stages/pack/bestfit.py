@@ -18,7 +18,8 @@ from fmsdata.core.iterator import Exhausted, StageIterator
 from fmsdata.core.keys import Ints, key_of, keyed_order, offsets
 from fmsdata.core.lane import Lane
 from fmsdata.core.spans import BEGINS, BUFFER, CROPPED
-from fmsdata.core.state import EDITED, State, number, parse, part, shown
+from fmsdata.core.state import EDITED, State, number, parse, part
+from fmsdata.core.wording import shown
 from fmsdata.errors import StateError
 from fmsdata.stages.pack.fit import best_fit, overfill
 from fmsdata.stages.pack.token_run import TokenRun

@@ -14,6 +14,7 @@ from fmsdata.core.lane import Lane
 from fmsdata.core.options import Mode
 from fmsdata.core.stage import Stage, endless, tokens_only
 from fmsdata.core.state import State
+from fmsdata.core.wording import counted, shown
 from fmsdata.errors import ConfigError
 from fmsdata.stages.pack import pad, split
 from fmsdata.stages.pack.bestfit import BestFitMode
@@ -90,7 +91,7 @@ class Pack(Stage):
     ) -> None:
         super().__init__(tokens_only(endless(below, "Pack"), "Pack"))
         if mode not in MODES:
-            raise ConfigError(f"pack mode is {mode!r}; it must be {' or '.join(map(repr, MODES))}")
+            raise ConfigError(f"pack mode is {shown(mode)}; it must be {' or '.join(map(repr, MODES))}")
         self.mode = mode
         self.bol = token("bol", bol)
         self.eol = token("eol", eol)
@@ -98,7 +99,8 @@ class Pack(Stage):
         self.seq_len = whole("seq_len", seq_len)
         if self.seq_len < needed:
             raise ConfigError(
-                f"seq_len is {seq_len}; a line needs room for at least {needed} tokens (bol, eol and one of a document)"
+                f"seq_len is {seq_len}; a line needs room for at least {counted(needed, 'token')} (bol, eol and "
+                "one of a document)"
             )
         self.crop = flag("crop", crop)
         self.max_documents = None if max_documents is None else whole("max_documents", max_documents, least=1)
@@ -164,7 +166,7 @@ def check_options(
     """Raise unless the mode has these options, and all that it needs."""
     if mode != "bestfit" and (crop or max_documents is not None):
         name = "crop" if crop else "max_documents"
-        raise ConfigError(f"pack mode {mode!r} has no `{name}`; remove it, or use mode 'bestfit'")
+        raise ConfigError(f"pack mode {shown(mode)} has no `{name}`; remove it, or use mode 'bestfit'")
     if mode == "bestfit" and bol is None:
         raise ConfigError("pack mode 'bestfit' needs a `bol` token: the BOS that begins every line and every document")
     if mode == "bestfit" and eol is not None:
@@ -173,8 +175,8 @@ def check_options(
         )
     if crop and max_documents is not None:
         raise ConfigError(
-            f"crop fills every line, which {max_documents} documents may be too short for; "
+            f"crop fills every line, which {counted(max_documents, 'document')} may be too short for; "
             "give one of `crop` and `max_documents`"
         )
     if pad is None and not MODES[mode].fills_lines and not crop:
-        raise ConfigError(f"pack mode {mode!r} needs a `pad` token" + (", or `crop`" if mode == "bestfit" else ""))
+        raise ConfigError(f"pack mode {shown(mode)} needs a `pad` token" + (", or `crop`" if mode == "bestfit" else ""))

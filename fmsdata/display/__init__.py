@@ -1,0 +1,1 @@
+"""What people see: words and tables in a terminal, and batches in a notebook."""

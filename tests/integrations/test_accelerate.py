@@ -1,0 +1,79 @@
+"""The real Accelerate, on 1 and 2 processes: exact, or an error that shows the line to write."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.integrations.helpers import (
+    Job,
+    Result,
+    check_evaluations,
+    check_resumed,
+    resumed_jobs,
+    run_jobs,
+    script_of,
+    shared_folder,
+    write_numbered,
+)
+
+PROGRAM = (Path(__file__).parent / "programs" / "accelerate_ways.py").read_text()
+LINE = "fmsdata.integrations.accelerate.register(accelerator, loader)"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shared_folder(tmp_path_factory, "accelerate")
+
+
+@pytest.fixture(scope="module")
+def stream(folder: Path) -> list[int]:
+    return write_numbered(folder)
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path, stream: list[int]) -> dict[str, Result]:
+    ways = [Job(f"ways, {count}", PROGRAM, count, folder=f"ways, {count}") for count in (1, 2)]
+    jobs = [*resumed_jobs(script_of("accelerate.md"), kill_after=10), *ways]
+    return run_jobs(folder, jobs, ["accelerate"])
+
+
+def test_the_page_resumes_exactly_on_another_number_of_processes(results: dict[str, Result], stream: list[int]) -> None:
+    """Saved after 6 batches, which are 3 steps of the optimizer, and killed after 10."""
+    check_resumed(results, stream, saved_after=6)
+
+
+def test_evaluation_in_between_reads_the_same_set_each_time(results: dict[str, Result]) -> None:
+    check_evaluations(results, samples=8)
+
+
+@pytest.fixture(params=[1, 2])
+def ways(request: pytest.FixtureRequest, results: dict[str, Result]) -> Result:
+    return results[f"ways, {request.param}"].check()
+
+
+def test_the_naive_ways_show_the_right_line(ways: Result) -> None:
+    for found in ways.found:
+        assert "accelerate is in use, and its checkpoints do not hold the position" in found["not registered"]
+        assert "a loader has no 'dataset'" in found["skips"]
+        for way in ("not registered", "skips"):
+            assert f"    {LINE}" in found[way]
+        if len(ways.found) > 1:
+            assert "accelerate saves the state of one rank only" in found["registered as it is"]
+            assert LINE in found["registered as it is"]
+
+
+def test_two_loaders_are_saved_and_restored_beside_each_other(ways: Result) -> None:
+    for found in ways.found:
+        assert found["two, resumed"] == found["two, on"]
+        assert found["two, on"][0] != found["two, on"][1]
+
+
+def test_a_checkpoint_within_a_gradient_accumulation_is_refused(ways: Result) -> None:
+    for found in ways.found:
+        assert "between the batches of one gradient accumulation" in found["within an accumulation"]
+        assert "if accelerator.sync_gradients:" in found["within an accumulation"]
+
+
+def test_a_checkpoint_without_a_position_is_refused(ways: Result) -> None:
+    for found in ways.found:
+        assert "foreign has no fmsdata.json, the position in the stream" in found["foreign"]
