@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from fmsdata.core.wording import counted
 from fmsdata.errors import CheckpointError, ConfigError
 from fmsdata.loader.loader import StatefulDataLoader
 
@@ -30,7 +31,7 @@ def save_checkpoint(
     accumulated = engine.micro_steps % engine.gradient_accumulation_steps()
     if accumulated:
         raise ConfigError(
-            f"the checkpoint is saved {accumulated} batches into a gradient accumulation of "
+            f"the checkpoint is saved {counted(accumulated, 'batch')} into a gradient accumulation of "
             f"{engine.gradient_accumulation_steps()}: their gradients are not saved, and the batches would be lost on "
             "resume. Save where engine.micro_steps is a multiple of it"
         )

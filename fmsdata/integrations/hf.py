@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, cast
 
+from fmsdata.core.wording import counted
 from fmsdata.errors import ConfigError
 from fmsdata.integrations.state_file import read_state, write_state
 from fmsdata.loader.loader import StatefulDataLoader
@@ -39,6 +40,12 @@ class TrainerMixin:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         trainer: Any = self
+        if isinstance(trainer.train_dataset, str | os.PathLike):
+            path = os.fspath(trainer.train_dataset)
+            raise ConfigError(
+                f"train_dataset is {path!r}, expected a loader. Write\n"
+                f"    Trainer(..., train_dataset=fmsdata.build_loader({path!r}))"
+            )
         if isinstance(trainer.train_dataset, StatefulDataLoader):
             _check_training(trainer, trainer.train_dataset)
             trainer.args.ignore_data_skip = True  # the loader resumes by itself
@@ -136,8 +143,8 @@ class SaveLoader(transformers.TrainerCallback):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
         if self.ahead:
             raise ConfigError(
-                f"the Trainer saves while it holds {self.ahead} batches that it has not trained on, which would be "
-                "lost on resume. It reads further ahead than one step of the optimizer; is get_batch_samples its own?"
+                f"the Trainer saves while it holds {counted(self.ahead, 'batch')} that it has not trained on: lost on "
+                "resume. It reads further ahead than one step of the optimizer; is get_batch_samples its own?"
             )
         gathered = self._loader.state_dict(gather=True)
         if args.should_save:
@@ -172,8 +179,8 @@ def _check_training(trainer: Any, loader: StatefulDataLoader) -> None:
         raise ConfigError("the Trainer splits batches by itself with sequence parallelism, which a loader can't follow")
     if loader.world_size != (ranks := args.world_size // (tensor * context)):
         raise ConfigError(
-            f"the loader reads as rank {loader.rank} of {loader.world_size}, but the Trainer has {ranks} data-parallel "
-            "ranks; build the loader after TrainingArguments, or with mesh="
+            f"the loader reads as rank {loader.rank} of {loader.world_size}, but the Trainer has "
+            f"{counted(ranks, 'data-parallel rank')}; build the loader after TrainingArguments, or with mesh="
         )
     _check_length(loader, args.gradient_accumulation_steps, args.max_steps)
     check_labels(trainer, getattr(loader, "task", loader.data))
@@ -187,8 +194,8 @@ def _check_length(loader: StatefulDataLoader, accumulation: int, max_steps: int)
         return
     if length % accumulation and not 0 < max_steps * accumulation <= length:
         raise ConfigError(
-            f"the loader has {length} batches, which gradient_accumulation_steps={accumulation} does not divide. "
-            f"Write\n    TrainingArguments(..., max_steps={length // accumulation})     # or change steps="
+            f"the loader has {counted(length, 'batch')}, which gradient_accumulation_steps={accumulation} does not "
+            f"divide. Write\n    TrainingArguments(..., max_steps={length // accumulation})     # or change steps="
         )
 
 
@@ -204,8 +211,10 @@ def _check_evaluation(trainer: Any, loader: Any) -> None:
     samples = len(loader.data) if isinstance(loader, RowLoader) else sum(loader.pass_lines)
     filled = loader.batch_size * loader.world_size
     if samples % filled:
+        most = samples - samples % filled
+        lines = f"Take {most} of them:\n    evaluation: {{samples: {most}}}     # or so many rows"
         raise ConfigError(
-            f"the evaluation has {samples} samples, which do not fill batches of {loader.batch_size} on "
-            f"{loader.world_size} ranks, and the Trainer averages over batches. Take {samples - samples % filled} of "
-            f"them:\n    evaluation: {{samples: {samples - samples % filled}}}     # or so many rows"
+            f"the evaluation has {counted(samples, 'sample')}, which do not fill batches of {loader.batch_size} on "
+            f"{counted(loader.world_size, 'rank')}, and the Trainer averages over batches. "
+            + (lines if most else f"Use smaller batches, or a set of at least {counted(filled, 'sample')}")
         )

@@ -61,7 +61,7 @@ def test_the_client_state_of_the_user_is_kept_beside_the_loader(ways: Result) ->
 
 def test_a_checkpoint_within_a_gradient_accumulation_is_refused(ways: Result) -> None:
     for found in ways.found:
-        assert "1 batches into a gradient accumulation of 2" in found["within an accumulation"]
+        assert "1 batch into a gradient accumulation of 2" in found["within an accumulation"]
 
 
 def test_the_naive_ways_show_the_right_line(ways: Result) -> None:

@@ -130,7 +130,7 @@ def test_attributes_of_torchs_loaders_are_errors_that_show_what_to_save(results:
 
 
 def test_a_trainer_that_reads_further_ahead_does_not_save(results: dict[str, Result]) -> None:
-    assert "while it holds 1 batches that it has not trained on" in results["naive"].found[0]["ahead"]
+    assert "while it holds 1 batch that it has not trained on" in results["naive"].found[0]["ahead"]
 
 
 def test_a_search_of_hyperparameters_is_refused(results: dict[str, Result]) -> None:
@@ -152,7 +152,10 @@ def test_a_checkpoint_without_a_position_is_refused(results: dict[str, Result]) 
         ("evaluation", "pass it as eval_dataset"),
         ("evaluation of a stream", "StatefulDataLoader(data, batch_size=..., evaluation=True)"),
         ("evaluation that is filled up", "evaluation: {samples: 6}"),
-        ("ranks", "the loader reads as rank 0 of 3, but the Trainer has 1 data-parallel ranks"),
+        ("evaluation that is too small", "the evaluation has 1 sample, "),
+        ("evaluation that is too small", "Use smaller batches, or a set of at least 2 samples"),
+        ("path", "Trainer(..., train_dataset=fmsdata.build_loader('run.yaml'))"),
+        ("ranks", "the loader reads as rank 0 of 3, but the Trainer has 1 data-parallel rank"),
     ],
 )
 def test_arguments_under_which_a_run_is_not_exact_are_refused(

@@ -114,6 +114,10 @@ def refused() -> dict[str, str]:
         "evaluation that is filled up": train(
             loader(), fmsdata.build_loader("evaluation.yaml", {"evaluation": {"samples": 7}})
         ),
+        "evaluation that is too small": train(
+            loader(), fmsdata.build_loader("evaluation.yaml", {"evaluation": {"samples": 1}})
+        ),
+        "path": train("run.yaml"),
         "ranks": train(fmsdata.build_loader("run.yaml", rank=0, world_size=3)),
     }
 
