@@ -43,6 +43,7 @@ check: setup
 	$(MAKE) --no-print-directory docs
 
 test: check
+	$(BIN)/python benchmarks/guard.py
 	$(BIN)/python -m pytest -n 2 $(COV)
 
 # The website, in site/. Broken links and unknown names are errors.

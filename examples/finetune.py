@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from run_folder import RunFolder, end_with_torchrun
+from run_folder import RunFolder, end_at_once, end_with_torchrun
 from torch import Tensor
 from train import Run, build_model, losses_of
 
@@ -84,3 +84,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end_at_once()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch.distributed as dist
-from run_folder import RunFolder, end_with_torchrun
+from run_folder import RunFolder, end_at_once, end_with_torchrun
 
 import fmsdata
 
@@ -107,3 +107,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end_at_once()

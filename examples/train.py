@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import yaml
-from run_folder import RunFolder, end, end_with_torchrun
+from run_folder import RunFolder, end, end_at_once, end_with_torchrun
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -229,3 +229,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end_at_once()

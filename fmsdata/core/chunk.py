@@ -167,11 +167,14 @@ class Chunk:
         buffers: list[Buffer] = []
         spans = np.concatenate([chunk.spans for chunk in chunks])
         count = np.concatenate([chunk.first[1:] - chunk.first[:-1] for chunk in chunks])
-        row = 0
+        row = first = 0
+        last: list[Buffer] | None = None
         for chunk in chunks:
-            spans[row : row + len(chunk.spans), BUFFER] += len(buffers)
+            if chunk.buffers is not last:  # parts of one chunk share their buffers
+                first, last = len(buffers), chunk.buffers
+                buffers += last
+            spans[row : row + len(chunk.spans), BUFFER] += first
             row += len(chunk.spans)
-            buffers += chunk.buffers
         return Chunk(buffers, spans, offsets(count))
 
     @cached_property

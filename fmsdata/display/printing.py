@@ -34,7 +34,7 @@ def write(
     if apart and out.width - cell_len(indent) < LEAST_WORDS:
         out.print(_without_end(lead), soft_wrap=True)
         lead, indent = Text("  "), "  "
-    for line in _wrapped(text, max(LEAST_WORDS, out.width - cell_len(indent))):
+    for line in _wrapped(text, min(out.width, max(LEAST_WORDS, out.width - cell_len(indent)))):
         left = out.width - cell_len(line.plain)
         if cell_len(lead.plain) > left:
             if lead.plain.strip():

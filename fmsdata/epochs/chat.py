@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fmsdata.core.state import State
 from fmsdata.corpus.tokenizer import digest, open_tokenizer
 from fmsdata.corpus.tokenizer_threads import THREADS
-from fmsdata.epochs.encoded import Encoded, field_of, joined
+from fmsdata.epochs.encoded import Encoded, check_text, field_of, joined
 from fmsdata.errors import ConfigError, DataError
 
 ASSISTANT = "assistant"
@@ -49,8 +49,11 @@ class Chat:
             )
         for at, message in enumerate(messages):
             if not isinstance(message.get("role"), str):
+                raise DataError(f"row {index}: message {at} has no 'role'; its fields are {_fields(message)}")
+            if not self._says_something(message):
                 raise DataError(
-                    f"row {index}: message {at} has no 'role'; its fields are {', '.join(map(str, message))}"
+                    f"row {index}: message {at} has no 'content', and the chat template uses nothing else of it; its "
+                    f"fields are {_fields(message)}"
                 )
         if not any(message["role"] == ASSISTANT for message in messages):
             raise DataError(
@@ -59,9 +62,17 @@ class Chat:
             )
         given = [{name: value for name, value in message.items() if value is not None} for message in messages]
         try:
-            return (json.dumps(given, sort_keys=True),)
+            text = json.dumps(given, sort_keys=True)
         except (TypeError, ValueError) as error:
             raise DataError(f"row {index}: its messages are not plain data: {error}") from None
+        if "\\ud" in text:  # a surrogate, or a character that is written as two of them
+            check_text(json.dumps(given, ensure_ascii=False), self._messages, index)
+        return (text,)
+
+    def _says_something(self, message: Mapping[str, Any]) -> bool:
+        """Whether it has a content, or another field that the template names, such as `tool_calls`."""
+        given = [name for name, value in message.items() if value is not None and name != "role"]
+        return "content" in given or any(str(name) in self._template for name in given)
 
     def encode(self, contents: Sequence[tuple[str, ...]], first: int) -> Encoded:
         chats = [json.loads(text) for (text,) in contents]
@@ -109,7 +120,7 @@ class Chat:
                         until = len(texts)
                         texts.append(self._render(row, chat[: at + 1]))
                     turns.append(_Turn(row - first, at, len(texts), until))
-                    texts.append(self._render(row, chat[:at], add_generation_prompt=True) if at else "")
+                    texts.append(self._render(row, chat[:at], add_generation_prompt=True))
         found = self._tokenizer(
             texts, add_special_tokens=False, padding=False, truncation=False, return_attention_mask=False, verbose=False
         )["input_ids"]
@@ -126,9 +137,17 @@ class Chat:
         return joined([found[at] for at in wholes], runs)
 
     def _render(self, row: int, chat: Any, **options: Any) -> str:
-        try:
-            text = self._tokenizer.apply_chat_template(chat, chat_template=self._template, tokenize=False, **options)
+        try:  # the library refuses a chat without messages, but not a list of chats with one
+            (text,) = self._tokenizer.apply_chat_template(
+                [chat], chat_template=self._template, tokenize=False, **options
+            )
         except Exception as error:  # whatever a template or the library raises
+            if not chat:
+                raise DataError(
+                    f"row {row}: its first message is of the assistant, and the chat template does not say what comes "
+                    f"before it ({type(error).__name__}: {error}); begin with another message, or give a template that "
+                    "marks what the assistant says with {% generation %} (chat_template=)"
+                ) from error
             raise _failed(row, error) from error
         return str(text)
 
@@ -140,6 +159,10 @@ class _Turn(NamedTuple):
     message: int
     before: int
     until: int
+
+
+def _fields(message: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, message))
 
 
 def _failed(row: int, error: Exception) -> DataError:

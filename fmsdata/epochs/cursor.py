@@ -51,9 +51,12 @@ class Cursor(NamedTuple):
     cut: int = 0  # from where the samples are cut into global batches
     step: int = 0  # global batches before `cut`, of the whole run
     changes: tuple[Change, ...] = ()  # that are still to come, by step
+    ended: bool = False  # in the run that saved it: rows that it dropped are not left for other batches
 
     def end(self, layout: Layout) -> int:
         """The position at which the epoch ends: whole global batches, dropped or filled up."""
+        if self.ended:
+            return self.position
         left = max(0, self.start + self.order.size - self.cut)
         size = layout.global_batch
         return self.cut + (left // size if layout.drop_last else -(-left // size)) * size
@@ -112,7 +115,7 @@ class Cursor(NamedTuple):
             rows = cursor.order.rows(numbers) if plan is None else numbers
             for at in range(0, len(positions), batch_size):
                 tokens = cursor.global_tokens(layout)
-                cursor = cursor._replace(position=cursor.position + size)
+                cursor = Cursor._make((cursor.epoch, cursor.position + size, *cursor[2:]))  # faster than to replace it
                 part = slice(at, at + batch_size)
                 lines = None if plan is None else plan.lines.take(numbers[part])
                 own = rows[part] if lines is None else lines.row

@@ -112,7 +112,21 @@ def _text(row: Any, name: str, index: int) -> str:
     value = field_of(row, name, index)
     if not isinstance(value, str):
         raise DataError(f"row {index}: field {name!r} is a {type(value).__name__}; it must be a string")
+    check_text(value, name, index)
     return value
+
+
+def check_text(text: str, name: str, index: int) -> None:
+    """Raise if a text has half of a surrogate pair, which no tokenizer takes."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"row {index}: field {name!r} has {text[error.start]!r}, half of a character, as text that was cut or "
+            "decoded wrongly has; repair the row, or leave it out of the dataset"
+        ) from None
 
 
 def joined(tokens: Sequence[Sequence[int]], runs: Sequence[Sequence[int]]) -> Encoded:

@@ -111,6 +111,9 @@ class FineTuningRows:
             eos=_eos(eos, tokenizer),
         )
 
+    def __repr__(self) -> str:
+        return f"FineTuningRows({counted(self._size, 'row')}, seq_len={self.seq_len}, mode={self.mode!r})"
+
     def __len__(self) -> int:
         """The number of rows of the dataset."""
         return self._size

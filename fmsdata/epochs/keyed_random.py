@@ -4,9 +4,13 @@ Transforms draw from the global generators of Python, NumPy and torch. Here thes
 row, and set back to what the trainer left. Most rows draw nothing, and seeding costs more than
 reading a small row. So a generator is not seeded until rows are seen to draw from it: then these
 are read again, seeded, as all rows after them.
+
+If neither rows nor the trainer draw during the first batches, the generators are looked at only
+once for each batch, after it.
 """
 
 import ctypes
+import math
 import random
 import sys
 from collections.abc import Callable
@@ -18,6 +22,7 @@ import torch
 T = TypeVar("T")
 _TORCH = torch.default_generator
 _NUMPY: Any = np.random  # not all of it is declared
+LOOKS = 8
 MERSENNE_BYTES = 4 * 625  # the state of NumPy's generator: 624 words, and the position in them
 
 
@@ -38,6 +43,8 @@ class KeyedRandom:
         )
         self._drawn: list[int] = []  # those that functions have drawn from
         self._watched = list(range(len(self._all)))  # the others
+        self._after = [generator.state() for generator in self._all]  # the last call
+        self._looks: float = LOOKS  # calls before which the generators are looked at, too
 
     @property
     def draws(self) -> bool:
@@ -46,7 +53,34 @@ class KeyedRandom:
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """What a function returns. Its first argument is a function to seed with: it calls it before it may draw."""
-        before = [generator.state() for generator in self._all]
+        if self._looks or self._drawn:
+            before = [generator.state() for generator in self._all]
+            trainer_draws = any(now is not then for now, then in zip(before, self._after, strict=True))
+            self._looks = math.inf if trainer_draws else max(0, self._looks - 1)
+            return self._watch(before, function, *arguments)
+        try:
+            result = function(self._seed, *arguments)
+        except BaseException:
+            if self._have_moved():
+                self._restore(self._after)
+            raise
+        if not self._have_moved():
+            return result
+        found = [generator.state() for generator in self._all]
+        self._restore(self._after)
+        result = self._watch(self._after, function, *arguments)
+        if not self._drawn:  # it was the trainer
+            self._restore(found)
+            self._after, self._looks = found, math.inf
+        return result
+
+    def _have_moved(self) -> bool:
+        """Whether anything was drawn since the last call."""
+        return any(generator.has_moved() for generator in self._all)
+
+    def _watch(self, before: list[Any], function: Callable[..., T], *arguments: Any) -> T:
+        """The same, if these are the states of the generators."""
+        self._after = before
         try:
             result = function(self._seed, *arguments)
             while new := [at for at in self._watched if self._all[at].state() is not before[at]]:
@@ -56,12 +90,15 @@ class KeyedRandom:
                 self._watched = [at for at in self._watched if at not in new]
                 result = function(self._seed, *arguments)
         except BaseException:
-            for generator, state in zip(self._all, before, strict=True):
-                generator.restore(state)
+            self._restore(before)
             raise
         for at in self._drawn:
             self._all[at].restore(before[at])
         return result
+
+    def _restore(self, states: list[Any]) -> None:
+        for generator, state in zip(self._all, states, strict=True):
+            generator.restore(state)
 
     def _seed(self, key: int) -> None:
         for at in self._drawn:
@@ -93,6 +130,11 @@ class _Generator:
                 self._state = now
             self._seen = self._look(self._state)
         return self._state
+
+    def has_moved(self) -> bool:
+        """Whether it differs from the last copy."""
+        before = self._state
+        return self.state() is not before
 
     def restore(self, state: Any) -> None:
         self._put(state)

@@ -13,6 +13,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from fmsdata.core.checks import flag, whole
+from fmsdata.core.keys import key_of
 from fmsdata.core.outline import Outline, facts_of, outline_of
 from fmsdata.core.state import State
 from fmsdata.core.wording import counted, shown
@@ -94,6 +95,8 @@ class EpochSampler:
         self.cursor = Cursor(0, 0, self._orders.first(0, self._next.excluded, weights))
         self._check_batches(self._next.excluded, weights, self.cursor)
         self._named_epoch = False  # by `set_epoch`, which does not begin another one
+        self._changed_at_once = False  # this epoch, by mode="immediate"
+        self._changed_epochs: dict[int, int] = {}  # earlier ones: keys of the rows excluded at their ends
 
     @property
     def epoch(self) -> int:
@@ -200,6 +203,7 @@ class EpochSampler:
             return
         weights = self._next_weights()
         self._check_batches(self._next.excluded, weights)
+        self._leave_epoch()
         self.cursor = self.cursor.next_epoch(self.layout, self._next.excluded, weights)
         self._next = NextEpoch(self._next.excluded, None)
 
@@ -225,12 +229,19 @@ class EpochSampler:
             order = self._orders.first(epoch, self._next.excluded, weights)
             cursor = Cursor(epoch, 0, order, step=self.step, changes=self.cursor.changes)
         self._check_batches(self._next.excluded, weights, cursor)
+        self._leave_epoch()
+        self._changed_epochs.pop(epoch, None)
         self.cursor = cursor
         self._next = NextEpoch(self._next.excluded, None)
 
+    def _leave_epoch(self) -> None:
+        if self._changed_at_once:
+            self._changed_epochs[self.epoch] = key_of(self.cursor.order.excluded.text)
+        self._changed_at_once = False
+
     def set_skip(self, batches: int) -> None:
         """Go to a global batch of the epoch in progress: skip this many from its beginning."""
-        cursor = self.cursor._replace(position=whole("batches", batches) * self.global_batch)
+        cursor = self.cursor._replace(position=whole("batches", batches) * self.global_batch, ended=False)
         if self.cursor.start or self.cursor.cut:
             raise ConfigError("set_skip is for an epoch whose order did not change on the way; load a state instead")
         if cursor.position > cursor.end(self.layout):
@@ -280,6 +291,7 @@ class EpochSampler:
         self._check_batches(excluded, self._next_weights())
         if mode == "immediate" and not self.finished:
             self.cursor = self.cursor.excluding(excluded)
+            self._changed_at_once = True
         self._next = NextEpoch(excluded, self._next.weights)
 
     def set_weights(self, weights: Mapping[str, float], *, step: int | None = None) -> None:
@@ -355,11 +367,12 @@ class EpochSampler:
         """
         state = pack(self._saved())
         if at is not None:
-            state = moved(state, at, self._new_weights)
+            state = moved(state, at, self._new_weights, self._changed_epochs)
         return agreed(state, self.ranks) if gather else state
 
     def _saved(self) -> Saved:
-        return Saved(self.seed, self.shuffle, self.global_batch, self.rows_described, self.cursor, self._next)
+        cursor = self.cursor._replace(ended=self.position > 0 and self.finished)
+        return Saved(self.seed, self.shuffle, self.global_batch, self.rows_described, cursor, self._next)
 
     @cached_property
     def rows_described(self) -> State:
@@ -381,3 +394,4 @@ class EpochSampler:
             cursor = cursor.recut(self.layout._replace(global_batch=saved.global_batch))
         self.cursor, self._next, self._named_epoch = cursor, saved.next, False
         self._new_weights = NewWeights()
+        self._changed_at_once, self._changed_epochs = False, {}

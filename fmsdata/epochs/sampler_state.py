@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fmsdata.core.keys import key_of
 from fmsdata.core.state import EDITED, Restoring, State, is_count, number, parse
 from fmsdata.core.wording import shown
 from fmsdata.epochs.cursor import Change, Cursor
@@ -61,6 +62,7 @@ def pack(saved: Saved) -> State:
         "rows": json.dumps(saved.rows),
         "epoch": cursor.epoch,
         "position": cursor.position,
+        "ended": cursor.ended,
         "global_batch": saved.global_batch,
         "cut": cursor.cut,
         "step": cursor.step,
@@ -92,7 +94,10 @@ def unpack(states: State | Sequence[State], own: Saved, orders: OrderRecipe, siz
         if not (start <= position and cut <= position and batch):
             raise StateError(f"the position is {position}, after {start} and {cut}, with batches of {batch}: {EDITED}")
         changes = tuple(Change(number({"step": step}, "step"), dict(change)) for step, change in weights["changes"])
-        cursor = Cursor(number(state, "epoch"), position, order, start, cut, number(state, "step"), changes)
+        ended = state.get("ended", False)  # the first states did not have it
+        if not isinstance(ended, bool):
+            raise StateError(f"ended is {shown(ended)}: {EDITED}")
+        cursor = Cursor(number(state, "epoch"), position, order, start, cut, number(state, "step"), changes, ended)
         next_excluded = Exclusions.parse(state.get("next_excluded"), size)
         new_weights = _next_weights(weights["next"])
         if rows.get("weights") != own.rows["weights"]:  # those of the mixture were edited
@@ -106,11 +111,18 @@ def unpack(states: State | Sequence[State], own: Saved, orders: OrderRecipe, siz
     return Saved(own.seed, own.shuffle, batch, own.rows, cursor, NextEpoch(next_excluded, new_weights))
 
 
-def moved(state: Any, earlier: Any, new: NewWeights) -> State:
-    """A state at the position of an earlier one, with the exclusions and weights that were set since."""
+def moved(state: Any, earlier: Any, new: NewWeights, changed: Mapping[int, int]) -> State:
+    """A state at the position of an earlier one, with the exclusions and weights that were set since.
+
+    `changed` has epochs before this one in which rows were excluded at once, and a key of those that were
+    excluded in the end.
+    """
     if not isinstance(earlier, Mapping) or any(earlier.get(name) != state[name] for name in COMMON):
         raise StateError(f"at is {shown(earlier)}; it must be an earlier state of the same sampler")
-    if earlier.get("epoch") == state["epoch"] and earlier.get("excluded") != state["excluded"]:
+    epoch, excluded = earlier.get("epoch"), earlier.get("excluded")
+    at_its_end = changed.get(epoch) if isinstance(epoch, int) else None
+    before = at_its_end not in (None, key_of(str(excluded)))
+    if before or (epoch == state["epoch"] and excluded != state["excluded"]):
         raise StateError(
             "rows were excluded or included at once (mode='immediate') since that state, which it can't take up; "
             "save the state of now, or use mode='next_epoch' where batches are in flight"

@@ -26,6 +26,7 @@ from fmsdata.storage.own_folder import user_cache
 
 AT_ONCE = 1024  # rows that are read and tokenized together
 FOLDER = "fmsdata-rows"
+LABELS = 2  # another number where the same texts get other tokens or labels
 log = logging.getLogger("fmsdata")
 
 
@@ -54,7 +55,7 @@ def tokenize_once(rows: Any, size: int, encoder: Encoder, cache: RowCache) -> To
     """
     named = getattr(rows, "fingerprint", None)
     content = f"named {named}" if isinstance(named, str) else _digest(rows, size, encoder)
-    key = f"rows\n{size}\n{content}\n{json.dumps(encoder.settings, sort_keys=True)}"
+    key = f"rows\n{LABELS}\n{size}\n{content}\n{json.dumps(encoder.settings, sort_keys=True)}"
     path = cache.path(key, "arrow")
     table = _open(path)
     if table is None:

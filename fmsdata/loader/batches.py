@@ -26,7 +26,7 @@ from fmsdata.tasks.batch import Batch, collect, collect_all
 from fmsdata.tasks.collate import Collate
 
 # So many batches are read together, up to this many bytes of tokens, and if it takes no longer than this.
-ROUND, ROUND_BYTES, ROUND_SECONDS = 8, 1 << 19, 0.001
+ROUND, ROUND_BYTES, ROUND_SECONDS = 8, 1 << 20, 0.001
 
 
 class LineBatch(NamedTuple):
@@ -134,7 +134,7 @@ class LocalBatchSource:
             if not batches:
                 raise
         self._read += [LineBatch(batch, *read[1:]) for batch, read in zip(batches, taken, strict=False)]
-        slow = time.perf_counter() - began > ROUND_SECONDS / 2
+        slow = time.perf_counter() - began > ROUND_SECONDS
         most = max(1, min(ROUND, ROUND_BYTES // batches[0].tokens.nbytes))
         self._round = max(1, round // 2) if slow else min(2 * round, most)
 

@@ -159,7 +159,7 @@ class _ShuffleIterator(StageIterator):
             return
         self._state_after()
         try:
-            self._ahead.append(self._below.take(items).compact())
+            self._ahead.append(self._below.take(items))
             self._taken_ahead += len(self._ahead[-1])
         except Exhausted:
             pass

@@ -11,8 +11,10 @@ import pytest
 import yaml
 
 import fmsdata
+from fmsdata import testing
 from fmsdata.cli.bench import verdict
 from fmsdata.config.read import read_config
+from fmsdata.display.decoding import decoder
 from tests.helpers import CONFIG
 
 ROOT = Path(__file__).parents[2]
@@ -152,3 +154,19 @@ def test_the_verdict_of_a_bench_is_about_a_gpu() -> None:
         "enough for 16,384 tokens/s per GPU (steps of 0.25 s): waited 0.4% of the time"
     )
     assert verdict({**steps, "share_of_time_waited": 0.3}).startswith("not enough for 16,384 tokens/s per GPU")
+
+
+def test_a_traced_span_is_shown_with_its_stored_tokens(corpus: Path, report: Callable[..., Any]) -> None:
+    path = corpus / "run.yaml"
+    path.write_text(yaml.safe_dump({**CONFIG, "path": str(corpus), "loader": {"batch_size": 4}}))
+    stored = testing.stored_documents({name: corpus / name for name in ("web", "wiki")})
+    decode = decoder("bytes")
+    spans = report("trace", path, step=2, world_size=3, tokenizer="bytes")["spans"]
+    assert len(spans) >= 12
+    for span in spans:
+        document = stored[span["source"], span["shard"], span["document"]]
+        assert span["text"] == decode(document[span["start"] : span["stop"]].tolist())
+    name = f"{spans[0]['source']}/{spans[0]['shard']}#{spans[0]['document']}"
+    (found,) = report("trace", path, document=[name], until=9, world_size=3, tokenizer="bytes")["documents"]
+    assert found["text"] == decode(stored[found["source"], found["shard"], found["document"]].tolist())
+    assert "text" not in report("trace", path, step=2, world_size=3)["spans"][0]

@@ -69,12 +69,30 @@ def test_only_the_turns_of_the_assistant_are_trained() -> None:
     assert rows[0]["input_ids"].tolist() == whole
 
 
+def test_what_comes_before_an_assistant_that_begins_is_not_trained() -> None:
+    chat = [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "x"}]
+    assert trained(made([chat]), 0) == f"hello{END}\n"
+    assert trained(made([chat], "You are helpful." + PLAIN), 0) == f"hello{END}\n"
+    first = "{% if messages[0]['role'] != 'system' %}You are helpful.{% endif %}"
+    with pytest.raises(DataError, match="row 0: its first message is of the assistant, and the chat template does not"):
+        made([chat], first + PLAIN).table  # noqa: B018
+
+
+def test_a_message_without_a_content_has_another_field_that_the_template_uses() -> None:
+    chat = [CHAT[1], {"role": "assistant", "content": None, "tool_calls": "[f()]"}]
+    with pytest.raises(DataError, match="row 0: message 1 has no 'content'"):
+        made([chat]).table  # noqa: B018
+    template = PLAIN.replace("{{ m['content'] }}", "{{ m['content'] }}{{ m['tool_calls'] }}")
+    assert trained(made([chat], template), 0) == f"[f()]{END}\n"
+
+
 def test_a_template_that_marks_the_turns_is_believed() -> None:
     rows = made([CHAT, CHAT[:3]], MARKED)
     assert trained(rows, 0) == f"yes?{END}so long{END}"
     assert trained(rows, 1) == f"yes?{END}"
+    strict = MARKED.replace("{{ m['content'] }}", "{{ m['content'] + '' }}")
     with pytest.raises(DataError, match="row 1: the chat template refused its messages"):
-        made([CHAT, [{"role": "assistant"}]], MARKED.replace("{{ m['content'] }}", "{{ m['content'] + '' }}")).table  # noqa: B018
+        made([CHAT, [{"role": "assistant", "content": 1}]], strict).table  # noqa: B018
     with pytest.raises(DataError, match="row 0: its chat template marks no token"):
         made([CHAT], MARKED.replace("== 'assistant'", "== 'model'")).table  # noqa: B018
     given = fmsdata.FineTuningRows(
@@ -116,7 +134,10 @@ def test_a_template_that_changes_earlier_turns_is_refused() -> None:
         (CHAT[:2], "row 1: none of its 2 messages has the role 'assistant'"),
         ([], "row 1: none of its 0 messages"),
         ([{"role": "assistant", "content": {1, 2}}], "row 1: its messages are not plain data"),
-        ([{"role": "user", "text": "x"}, CHAT[2]], "row 1: the chat template refused its messages"),
+        ([{"role": "user", "content": 1}, CHAT[2]], "row 1: the chat template refused its messages"),
+        ([{"role": "user", "text": "x"}, CHAT[2]], "row 1: message 0 has no 'content', .* its fields are role, text"),
+        ([CHAT[1], {"role": "assistant", "content": None}], "row 1: message 1 has no 'content'"),
+        ([CHAT[1], {"role": "assistant", "content": "\U0001f600 \udc80"}], r"row 1: field 'messages' has '\\udc80'"),
     ],
 )
 def test_a_wrong_chat_is_named(messages: Any, message: str) -> None:

@@ -81,3 +81,42 @@ def test_another_generator_of_numpy_works_too() -> None:
         assert str(np.random.get_state(legacy=False)) == before  # noqa: NPY002
     finally:
         numpy.set_bit_generator(usual)
+
+
+@pytest.mark.parametrize("rows_first", [True, False])
+def test_draws_that_begin_late_are_keyed_and_those_of_the_trainer_stay(rows_first: bool) -> None:
+    """After many calls in which nothing was drawn: by rows first, or by the trainer."""
+    random.seed(5)
+    keyed, expected = KeyedRandom(), random.Random(5)
+
+    def rows(seed: Callable[[int], None], key: int, draws: bool) -> float:
+        seed(key)
+        return random.random() if draws else 0.0
+
+    for key in range(50):
+        keyed.call(rows, key, False)
+    order = ["rows", "trainer"] if rows_first else ["trainer", "rows"]
+    for _ in range(3):
+        for who in order:
+            if who == "rows":
+                assert keyed.call(rows, 7, True) == random.Random(7).random()
+                assert keyed.call(rows, 8, False) == 0.0
+            else:
+                assert random.random() == expected.random()
+                assert keyed.call(rows, 9, False) == 0.0
+
+
+def test_an_error_after_many_calls_leaves_the_generators_as_they_were() -> None:
+    keyed = KeyedRandom()
+    for _ in range(50):
+        keyed.call(lambda seed: seed(1))
+    before = random.getstate()
+
+    def fails(seed: Callable[[int], None]) -> None:
+        seed(1)
+        random.random()
+        raise ValueError("no row")
+
+    with pytest.raises(ValueError, match="no row"):
+        keyed.call(fails)
+    assert random.getstate() == before

@@ -309,6 +309,21 @@ def test_a_state_at_the_end_of_an_epoch_continues_with_the_next() -> None:
     assert resumed.samplers[0].step == 10
 
 
+@pytest.mark.parametrize("changed", [{"global_batch": 2}, {"global_batch": 6}, {"drop_last": False}])
+def test_rows_that_an_epoch_dropped_do_not_come_after_its_end(changed: dict[str, Any]) -> None:
+    """With other batches they would make an epoch of their own, which a trainer that counts loops would count."""
+    shape: dict[str, Any] = {"global_batch": 8, "drop_last": True}
+    ranks = Ranks(Rows(22), world_size=2, **shape)
+    ranks.epoch()
+    resumed = Ranks(Rows(22), world_size=1, states=ranks.states(), **{**shape, **changed})
+    again = Ranks(Rows(22), world_size=2, states=resumed.states(), **{**shape, **changed})
+    fresh = Ranks(Rows(22), world_size=1, **{**shape, **changed})
+    fresh.epoch()
+    assert resumed.epoch() == again.epoch() == fresh.epoch()
+    before = [{name: value for name, value in state.items() if name != "ended"} for state in ranks.states()]
+    Ranks(Rows(22), world_size=1, states=before, **shape).epoch()  # saved before states said so
+
+
 def test_ranks_that_disagree_are_noticed_on_load() -> None:
     ranks = Ranks(Rows(20), global_batch=4, world_size=2)
     ranks.samplers[1].exclude([3])
@@ -401,3 +416,23 @@ def test_a_state_from_before_an_immediate_exclusion_is_refused() -> None:
     sampler.exclude([1, 2], mode="immediate")
     with pytest.raises(StateError, match="excluded or included at once"):
         sampler.state_dict(at=earlier)
+
+
+def test_a_state_from_before_an_immediate_exclusion_is_refused_in_later_epochs_too() -> None:
+    """It would bring the rows back into what is left of its epoch."""
+    sampler = fmsdata.EpochSampler(range(8), global_batch=2, rank=0, world_size=1, seed=3)
+    rows = iter(sampler)
+    next(rows), next(rows)
+    before = sampler.state_dict()
+    sampler.exclude([6, 7], mode="immediate")
+    after = sampler.state_dict()
+    list(rows)
+    for _ in range(2):
+        list(sampler)
+        with pytest.raises(StateError, match="excluded or included at once"):
+            sampler.state_dict(at=before)
+        assert sampler.state_dict(at=after)["position"] == 2
+    sampler.reshuffle(epoch=0)
+    again = sampler.state_dict()
+    sampler.exclude([5])
+    assert sampler.state_dict(at=again)["next_excluded"] == "[5, 6, 7]"

@@ -75,6 +75,7 @@ def test_the_end_of_a_response_comes_from_the_tokenizer_or_must_be_given() -> No
         ({"prompt": 7, "response": "b"}, r"row 1: field 'prompt' is a int; it must be a string"),
         ({"prompt": "a", "response": None}, r"row 1: field 'response' is a NoneType"),
         ({"prompt": "a", "response": ""}, r"row 1: field 'response' is empty, so there is nothing to train on"),
+        ({"prompt": "a", "response": "b\ud800"}, r"row 1: field 'response' has '\\ud800', half of a character"),
         (["a", "b"], r"row 1 is a list; it must be a dict with the field 'prompt'"),
     ],
 )

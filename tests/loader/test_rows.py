@@ -469,7 +469,9 @@ def test_what_does_not_belong_together_is_refused() -> None:
         fmsdata.StatefulDataLoader(Rows(19), sampler=sampler, batch_size=4)
     with pytest.raises(ConfigError, match="it must be an EpochSampler"):
         fmsdata.StatefulDataLoader(data, sampler=[1, 2], batch_size=4)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"or rows with sampler=EpochSampler\(rows, ...\), not a Rows alone"):
+    with pytest.raises(
+        ConfigError, match=r"or rows with sampler=EpochSampler\(rows, ...\), not an object of class Rows alone"
+    ):
         fmsdata.StatefulDataLoader(data, batch_size=4)
     made = fmsdata.StatefulDataLoader(data, sampler=sampler, batch_size=4, drop_last=True)
     for call in (made.save, made.load, made.stats):

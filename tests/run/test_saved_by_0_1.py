@@ -68,17 +68,30 @@ def test_the_same_run_saves_the_same_states() -> None:
 
 
 def test_the_same_run_writes_the_same_checkpoints(tmp_path: Path) -> None:
-    """The same files, byte by byte: names, checksums, and the mark of a complete checkpoint."""
+    """The same names, contents and mark of a complete checkpoint. A lane may return to an earlier anchor."""
     loaders = [build(rank, 3, checkpoint={"path": str(tmp_path), "every": 5}) for rank in range(3)]
     for batches in zip(*(islice(loader, 11) for loader in loaders), strict=True):
         assert len(batches) == 3
     for loader in loaders:
         loader.close()
-    assert files_in(tmp_path) == files_in(HERE / "checkpoints")
+    assert contents(tmp_path) == contents(HERE / "checkpoints")
 
 
-def files_in(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def contents(folder: Path) -> dict[str, Any]:
+    """What is in the files of checkpoints, without the sizes in their names, and without checksums and anchors."""
+    found: dict[str, Any] = {}
+    for path in folder.rglob("*"):
+        if path.suffix == ".json":
+            header, state = map(json.loads, path.read_text().splitlines())
+            lanes = {lane: json.loads(text) for lane, text in state.pop("lanes").items()}
+            taken = {
+                lane: (saved["step"], saved["lines"], saved["lines"] >= saved["skip"]) for lane, saved in lanes.items()
+            }
+            name = path.relative_to(folder).as_posix().rsplit(".", 2)[0]
+            found[name] = header["format"], state, taken
+        elif path.is_file():
+            found[path.relative_to(folder).as_posix()] = path.read_text()
+    return found
 
 
 def test_checkpoints_of_three_ranks_resume_on_one(tmp_path: Path) -> None:
