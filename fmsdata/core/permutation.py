@@ -105,11 +105,15 @@ class Permutation:
         return y * a + x
 
     def _once(self, i: Keys) -> Keys:
-        y, x = np.divmod(i, np.uint64(self._a))
+        a, b = np.uint64(self._a), np.uint64(self._b)
+        y = i // a
+        x = i - y * a
         for first, second in self._keys:
-            y = (y + (mix_array(x ^ np.uint64(first)) >> np.uint64(16))) % np.uint64(self._b)
-            x = (x + (mix_array(y ^ np.uint64(second)) >> np.uint64(16))) % np.uint64(self._a)
-        return y * np.uint64(self._a) + x
+            y += mix_array(x ^ np.uint64(first)) >> np.uint64(16)
+            y -= y // b * b  # much faster than %, which has no vector instructions
+            x += mix_array(y ^ np.uint64(second)) >> np.uint64(16)
+            x -= x // a * a
+        return y * a + x
 
 
 @lru_cache(maxsize=512)

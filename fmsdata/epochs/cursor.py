@@ -114,7 +114,7 @@ class Cursor(NamedTuple):
             plan = cursor.order.plan
             rows = cursor.order.rows(numbers) if plan is None else numbers
             for at in range(0, len(positions), batch_size):
-                tokens = cursor.global_tokens(layout)
+                tokens = 0 if plan is None else cursor.global_tokens(layout)
                 cursor = Cursor._make((cursor.epoch, cursor.position + size, *cursor[2:]))  # faster than to replace it
                 part = slice(at, at + batch_size)
                 lines = None if plan is None else plan.lines.take(numbers[part])

@@ -76,7 +76,8 @@ class KeyedRandom:
 
     def _have_moved(self) -> bool:
         """Whether anything was drawn since the last call."""
-        return any(generator.has_moved() for generator in self._all)
+        python, numpy, of_torch = self._all
+        return python.has_moved() or numpy.has_moved() or of_torch.has_moved()
 
     def _watch(self, before: list[Any], function: Callable[..., T], *arguments: Any) -> T:
         """The same, if these are the states of the generators."""
@@ -134,7 +135,8 @@ class _Generator:
     def has_moved(self) -> bool:
         """Whether it differs from the last copy."""
         before = self._state
-        return self.state() is not before
+        seen = self._look(before)
+        return (seen is None or seen != self._seen) and self.state() is not before
 
     def restore(self, state: Any) -> None:
         self._put(state)
