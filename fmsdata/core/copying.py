@@ -96,9 +96,8 @@ class TokenCopies:
         self._stored = spans[:, LENGTH] - (spans[:, TAIL] > 0)
         self._places = _Places(buffers, spans[:, BUFFER], dtype)
         self._places.require(spans[:, BUFFER], spans[:, START], self._stored)
-        self._alike = self._places.dtype == dtype
         # The type that all tokens are stored in, if that is also the type of the copies.
-        self.stored_as = dtype if self._alike else None
+        self.stored_as = dtype if self._places.dtype == dtype else None
         self._first: list[int] = first.tolist()
         ends = offsets(spans[:, LENGTH]).take(first)
         lengths = ends[1:] - ends[:-1]
@@ -156,7 +155,7 @@ class TokenCopies:
         low, high, count = self._first[first], self._first[stop], self._ends[stop] - self._ends[first]
         if len(self._memory) < count:
             self._memory = np.empty(count, self._dtype)
-        if self._alike:
+        if self.stored_as is not None:
             copy_memory(self._pieces[2 * low : 2 * high], self._memory[:count].view(np.uint8), self._places.sources)
         else:
             self._copy_by_span(low, high)

@@ -130,7 +130,7 @@ class Chat:
             if whole[: len(before)] != before or whole[: len(until)] != until or len(until) < len(before):
                 raise DataError(
                     f"row {first + turn.chat}: the chat up to message {turn.message} is not a beginning of the whole "
-                    "chat, so the tokens of the assistant can't be told from the others; give a template that marks "
+                    "chat, so it is unknown which tokens are the assistant's; give a template that marks "
                     "them with {% generation %} (chat_template=), or make a row of each assistant turn"
                 )
             runs[turn.chat] += [len(before), len(until)]

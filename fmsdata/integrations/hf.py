@@ -212,7 +212,7 @@ def _check_evaluation(trainer: Any, loader: Any) -> None:
     filled = loader.batch_size * loader.world_size
     if samples % filled:
         most = samples - samples % filled
-        lines = f"Take {most} of them:\n    evaluation: {{samples: {most}}}     # or so many rows"
+        lines = f"Take {most} of them:\n    evaluation: {{samples: {most}}}     # or this number of rows"
         raise ConfigError(
             f"the evaluation has {counted(samples, 'sample')}, which do not fill batches of {loader.batch_size} on "
             f"{counted(loader.world_size, 'rank')}, and the Trainer averages over batches. "

@@ -25,7 +25,7 @@ from fmsdata.storage.stats import StorageStats
 from fmsdata.tasks.batch import Batch, collect, collect_all
 from fmsdata.tasks.collate import Collate
 
-# So many batches are read together, up to this many bytes of tokens, and if it takes no longer than this.
+# At most this number of batches, and of bytes of tokens, is read together, if it takes no longer than this.
 ROUND, ROUND_BYTES, ROUND_SECONDS = 8, 1 << 20, 0.001
 
 

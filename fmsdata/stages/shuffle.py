@@ -140,7 +140,7 @@ class _ShuffleIterator(StageIterator):
         self._windows = 1  # of the chunk
         self._skip = number(state, "taken")  # items of the chunk that were already taken
         self._size = self._size_of(self._number)  # items of the chunk
-        if self._skip >= max(self._size, self._most + self._size if self._most else 0):
+        if self._skip >= self._size + self._most:
             raise StateError(f"'taken' is {self._skip}, but the window has only {self._size} items")
         while self._skip >= self._size:
             self._below.take(self._size)

@@ -84,41 +84,39 @@ class Batches:
 
     def read(self, first: int, stop: int) -> Block[Any]:
         """The documents `first` to `stop - 1`, of which there must be at least one."""
+        with Guarded(self._column.name):
+            located = self._locate(np.arange(first, stop))
+        if located is not None:
+            return Block([self.whole], np.zeros(stop - first, np.int64), *located)
         if not self._column.listed:
-            with Guarded(self._column.name):
-                nodes, buffers = self._read_metadata(slice(first, stop))
-                if self._column.are_plain(nodes, self._shape).all():
-                    start, length = self._column.documents(nodes, buffers)
-                    return Block([self.whole], np.zeros(len(start), np.int64), start, length)
             return self._decoded(first, stop, first, stop)
-        begin, end = bisect_right(self._first_row, first) - 1, bisect_left(self._first_row, stop)
-        if all(self._plain[begin:end]):
-            with Guarded(self._column.name):
-                return self._plain_lists(begin, end, first, stop)
-        return self._decoded(begin, end, first, stop)
+        return self._decoded(bisect_right(self._first_row, first) - 1, bisect_left(self._first_row, stop), first, stop)
 
     def locate(self, documents: Ints) -> tuple[Ints, Ints] | None:
         """Where these documents start in `whole`, and their lengths. Their numbers must rise.
 
-        None if one of them has to be decoded.
+        None if one of them has to be decoded. Of a small file a table is made once.
         """
         with Guarded(self._column.name):
-            if not self._column.listed:
-                nodes, buffers = self._read_metadata(documents)
-                plain = self._column.are_plain(nodes, self._shape).all()
-                return self._column.documents(nodes, buffers) if plain else None
-            if not self.plain:
-                return None
-            if self._table is None and self.documents * ROW_BYTES <= KEPT_BYTES:
+            if not self._column.listed or not self.plain or self.documents * ROW_BYTES > KEPT_BYTES:
+                return self._locate(documents)
+            if self._table is None:
                 start, length = self._locate_lists(np.arange(self.documents))
                 narrow = np.int32 if length.max() < 1 << 31 else np.int64
                 self._table = start, length.astype(narrow)
-            if self._table is None:
-                return self._locate_lists(documents)
             return self._table[0].take(documents), self._table[1].take(documents).astype(np.int64)
 
+    def _locate(self, documents: Ints) -> tuple[Ints, Ints] | None:
+        """The same, without the table."""
+        if self._column.listed:
+            first, last = (bisect_right(self._first_row, documents[at]) - 1 for at in (0, -1))
+            return self._locate_lists(documents) if all(self._plain[first : last + 1]) else None
+        nodes, buffers = self._read_metadata(documents)
+        plain = self._column.are_plain(nodes, self._shape).all()
+        return self._column.documents(nodes, buffers) if plain else None
+
     def _locate_lists(self, documents: Ints) -> tuple[Ints, Ints]:
-        """The same for documents that are rows of lists."""
+        """The same for documents that are rows of lists, which are stored as they are."""
         begin = bisect_right(self._first_row, documents[0]) - 1
         end = bisect_right(self._first_row, documents[-1])
         cuts = np.searchsorted(documents, self._first_row[begin : end + 1]).tolist()
@@ -178,38 +176,11 @@ class Batches:
         heads, here[:, 0] = self._data.collect(messages[:, :2])
         return heads, here
 
-    def _plain_lists(self, begin: int, end: int, first: int, stop: int) -> Block[Any]:
-        column = self._column
-        starts: list[Ints] = []
-        lengths: list[Ints] = []
-        for batch in range(begin, end):
-            low, high = self._first_row[batch], self._first_row[batch + 1]
-            row, count = max(first, low) - low, min(stop, high) - max(first, low)
-            if not count:
-                continue
-            if column.fixed_size is not None:
-                ends = np.arange(row, row + count + 1) * column.fixed_size
-            else:
-                table, size = self._buffers[batch][column.table]
-                column.require_table(table, size, high - low)
-                ends = self._list_offsets(table, high - low, row, count)
-            start, length = column.rows(ends, *self._buffers[batch][column.values])
-            starts.append(start)
-            lengths.append(length)
-        start, length = (found[0] if len(found) == 1 else np.concatenate(found) for found in (starts, lengths))
-        return Block([self.whole], np.zeros(len(start), np.int64), start, length)
-
-    def _list_offsets(self, table: int, rows: int, row: int, count: int) -> Ints:
-        """The list offsets of some rows. Small tables are read once: blocks are often smaller than a copy costs."""
-        kept = self._kept_offsets(table, rows)
-        if kept is None:
-            width = self._column.ends.itemsize
-            data = self._data.read(table + row * width, table + (row + count + 1) * width)
-            return np.frombuffer(data, self._column.ends).astype(np.int64)
-        return kept[row : row + count + 1].astype(np.int64)
-
     def _kept_offsets(self, table: int, rows: int) -> Ints | None:
-        """All list offsets of a record batch; None if there are too many to keep them."""
+        """All list offsets of a record batch; None if there are too many to keep them.
+
+        They are read once: blocks are often smaller than a copy costs.
+        """
         kept, size = self._kept.get(table), (rows + 1) * self._column.ends.itemsize
         if kept is None and size <= self._room:
             self._room -= size
