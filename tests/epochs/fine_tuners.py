@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import fmsdata
-from fmsdata.core.state import State
+from tests.epochs.helpers import RankLoaders
 
 EOS = 0
 PAD = 255
@@ -49,66 +49,18 @@ def expected_tokens(row: dict[str, str], bos: int | None = None) -> tuple[list[i
     return [*head, *prompt, *response, EOS], [False] * (len(head) + len(prompt)) + [True] * (len(response) + 1)
 
 
-class FineTuners:
-    """All ranks of a run, each with a sampler and a loader of its own."""
+class FineTuners(RankLoaders[Step]):
+    """The lines of each step."""
 
-    def __init__(
-        self,
-        rows: fmsdata.FineTuningRows,
-        *,
-        world_size: int,
-        steps: int = 1,
-        states: Any = None,
-        num_workers: int = 0,
-        **options: Any,
-    ) -> None:
-        """`steps` is how many steps a global batch is spread over."""
-        self.samplers = [
-            fmsdata.EpochSampler(rows, rank=rank, world_size=world_size, **options) for rank in range(world_size)
-        ]
-        size = None if "max_tokens" in options else options["global_batch"] // world_size // steps
-        self.loaders = [
-            fmsdata.StatefulDataLoader(rows, sampler=sampler, batch_size=size, num_workers=num_workers)
-            for sampler in self.samplers
-        ]
-        if states is not None:
-            for loader in self.loaders:
-                loader.load_state_dict(states)
-
-    def epoch(self) -> list[Step]:
-        found: list[Step] = []
-        iterators = [iter(loader) for loader in self.loaders]
-        while True:
-            batches = [next(iterator, None) for iterator in iterators]
-            if any(batch is None for batch in batches):
-                assert all(batch is None for batch in batches), "ranks have different numbers of steps"
-                return found
-            found.append(dealt(batches))
-
-    def step(self) -> Step:
-        return dealt([next(loader) for loader in self.loaders])
-
-    def exclude(self, ids: Any) -> None:
-        for sampler in self.samplers:
-            sampler.exclude(ids)
-
-    def states(self) -> list[State]:
-        return [loader.state_dict() for loader in self.loaders]
-
-    def close(self) -> None:
-        for loader in self.loaders:
-            loader.close()
-
-
-def dealt(batches: list[Any]) -> Step:
-    """What the ranks got: line p of a step belongs to rank p mod world size."""
-    parts = [lines_of(batch) for batch in batches]
-    if len({len(part) for part in parts}) == 1:
-        lines = [parts[at % len(parts)][at // len(parts)] for at in range(sum(map(len, parts)))]
-    else:  # max_tokens with padding: ranks have different numbers of rows
-        lines = [line for part in parts for line in part]
-    tokens = [int(batch["global_tokens"]) for batch in batches]
-    return Step(lines, tokens, sum(int((batch["labels"] != IGNORED).sum()) for batch in batches))
+    def dealt(self, batches: list[Any]) -> Step:
+        """What the ranks got: line p of a step belongs to rank p mod world size."""
+        parts = [lines_of(batch) for batch in batches]
+        if len({len(part) for part in parts}) == 1:
+            lines = [parts[at % len(parts)][at // len(parts)] for at in range(sum(map(len, parts)))]
+        else:  # max_tokens with padding: ranks have different numbers of rows
+            lines = [line for part in parts for line in part]
+        tokens = [int(batch["global_tokens"]) for batch in batches]
+        return Step(lines, tokens, sum(int((batch["labels"] != IGNORED).sum()) for batch in batches))
 
 
 def lines_of(batch: Any) -> list[Line]:

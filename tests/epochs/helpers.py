@@ -1,7 +1,7 @@
 """Ranks of a sampler or a loader, simulated in one process."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -24,6 +24,9 @@ class Rows:
         return {"row": row, "text": f"{self._name} {row}", "pair": torch.tensor([row, -row])}
 
 
+Step = TypeVar("Step")
+
+
 class Sample(NamedTuple):
     """A row as it was handed out."""
 
@@ -32,49 +35,50 @@ class Sample(NamedTuple):
     padding: bool
 
 
-class Ranks:
+class RankLoaders(ABC, Generic[Step]):
     """All ranks of a run, each with a sampler and a loader of its own."""
 
     def __init__(
         self,
         rows: Any,
         *,
-        global_batch: int,
         world_size: int,
         steps: int = 1,
-        states: State | Sequence[State] | None = None,
+        states: Any = None,
         num_workers: int = 0,
         **options: Any,
     ) -> None:
         """`steps` is how many steps a global batch is spread over."""
         self.samplers = [
-            fmsdata.EpochSampler(rows, global_batch=global_batch, rank=rank, world_size=world_size, **options)
-            for rank in range(world_size)
+            fmsdata.EpochSampler(rows, rank=rank, world_size=world_size, **options) for rank in range(world_size)
         ]
+        size = None if "max_tokens" in options else options["global_batch"] // world_size // steps
         self.loaders = [
-            fmsdata.StatefulDataLoader(
-                rows, sampler=sampler, batch_size=global_batch // world_size // steps, num_workers=num_workers
-            )
+            fmsdata.StatefulDataLoader(rows, sampler=sampler, batch_size=size, num_workers=num_workers)
             for sampler in self.samplers
         ]
         if states is not None:
             for loader in self.loaders:
                 loader.load_state_dict(states)
 
-    def epoch(self) -> list[list[Sample]]:
-        """The global samples of each step to the end of the epoch."""
-        found: list[list[Sample]] = []
+    @abstractmethod
+    def dealt(self, batches: list[Any]) -> Step:
+        """What the ranks got together in a step."""
+
+    def epoch(self) -> list[Step]:
+        """The steps to the end of the epoch."""
+        found: list[Step] = []
         iterators = [iter(loader) for loader in self.loaders]
         while True:
             batches = [next(iterator, None) for iterator in iterators]
             if any(batch is None for batch in batches):
                 assert all(batch is None for batch in batches), "ranks have different numbers of steps"
                 return found
-            found.append(_dealt(batches))
+            found.append(self.dealt(batches))
 
-    def step(self) -> list[Sample]:
-        """The global samples of the next step, in this epoch or the next."""
-        return _dealt([next(loader) for loader in self.loaders])
+    def step(self) -> Step:
+        """The next step, in this epoch or the next."""
+        return self.dealt([next(loader) for loader in self.loaders])
 
     def exclude(self, ids: Any) -> None:
         for sampler in self.samplers:
@@ -88,10 +92,13 @@ class Ranks:
             loader.close()
 
 
-def _dealt(batches: list[Any]) -> list[Sample]:
-    """What the ranks got, in the order of global samples: sample p belongs to rank p mod world size."""
-    parts = [samples(batch) for batch in batches]
-    return [parts[at % len(parts)][at // len(parts)] for at in range(sum(map(len, parts)))]
+class Ranks(RankLoaders[list[Sample]]):
+    """The global samples of each step."""
+
+    def dealt(self, batches: list[Any]) -> list[Sample]:
+        """In the order of global samples: sample p belongs to rank p mod world size."""
+        parts = [samples(batch) for batch in batches]
+        return [parts[at % len(parts)][at // len(parts)] for at in range(sum(map(len, parts)))]
 
 
 def samples(batch: Any) -> list[Sample]:

@@ -281,7 +281,7 @@ def test_a_state_of_an_earlier_batch_keeps_weights_that_were_set_later(
 ) -> None:
     """As if the run had stopped at that batch, and the weights had been set then.
 
-    A call is made at some batch, and names a step so many later, or the next epoch (-1).
+    A call is made at some batch, and names a step that is this number of steps later, or the next epoch (-1).
     """
     mix = mixture({"a": 20, "b": 9}, weights={"a": 1.0, "b": 1.0}, epoch_size=20)  # 5 global batches in an epoch
 

@@ -176,7 +176,7 @@ def resumed_jobs(script: str, kill_after: int) -> list[Job]:
 
 
 def check_resumed(results: dict[str, Result], stream: Sequence[int], saved_after: int) -> None:
-    """The results of `resumed_jobs`, whose last checkpoint was saved after so many batches."""
+    """The results of `resumed_jobs`, whose last checkpoint was saved after `saved_after` batches."""
     for killed, resumed in (("2-killed", "2-to-1"), ("1-killed", "1-to-2")):
         check_chain(stream, (results[killed].check_killed(), saved_after), (results[resumed].check(), None))
 
@@ -202,7 +202,7 @@ def in_order(ranks: Sequence[Sequence[Sequence[int]]], batches: int | None = Non
 
 
 def check_chain(stream: Sequence[int], *runs: tuple[Result, int | None]) -> None:
-    """Runs that follow each other trained on the stream: each on so many batches per rank, up to its checkpoint.
+    """Runs that follow each other trained on the stream: each on a number of batches per rank, up to its checkpoint.
 
     What a run trained on after its last checkpoint is trained on again by the next one, with other ranks.
     """

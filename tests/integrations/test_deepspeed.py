@@ -12,22 +12,10 @@ from tests.integrations.helpers import (
     resumed_jobs,
     run_jobs,
     script_of,
-    shared_folder,
-    write_numbered,
 )
 
 PROGRAM = (Path(__file__).parent / "programs" / "deepspeed_ways.py").read_text()
 LINE = "    fmsdata.integrations.deepspeed.save_checkpoint(engine, folder, loader)"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shared_folder(tmp_path_factory, "deepspeed")
-
-
-@pytest.fixture(scope="module")
-def stream(folder: Path) -> list[int]:
-    return write_numbered(folder)
 
 
 @pytest.fixture(scope="module")

@@ -19,21 +19,12 @@ from tests.integrations.helpers import (
     resumed_jobs,
     run_jobs,
     script_of,
-    shared_folder,
-    write_numbered,
 )
 
 PROGRAM = (Path(__file__).parent / "programs" / "hf.py").read_text()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shared_folder(tmp_path_factory, "hf")
-
-
-@pytest.fixture(scope="module")
-def stream(folder: Path) -> list[int]:
-    return write_numbered(folder, shift=False)
+SHIFT = False  # models of Hugging Face shift labels themselves
 
 
 @pytest.fixture(scope="module")

@@ -12,21 +12,9 @@ from tests.integrations.helpers import (
     read_stream,
     run_jobs,
     script_of,
-    shared_folder,
-    write_numbered,
 )
 
 PROGRAM = (Path(__file__).parent / "programs" / "lightning_ways.py").read_text()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shared_folder(tmp_path_factory, "lightning")
-
-
-@pytest.fixture(scope="module")
-def stream(folder: Path) -> list[int]:
-    return write_numbered(folder)
 
 
 @pytest.fixture(scope="module")

@@ -13,19 +13,10 @@ from tests.integrations.helpers import (
     read_stream,
     run_jobs,
     script_of,
-    shared_folder,
-    write_numbered,
 )
 
 PROGRAM = (Path(__file__).parent / "programs" / "megatron_ways.py").read_text()
 ON_CPU = "tests.integrations.programs.megatron_on_cpu"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = shared_folder(tmp_path_factory, "megatron")
-    write_numbered(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

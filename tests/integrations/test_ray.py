@@ -18,16 +18,7 @@ from tests.integrations.helpers import (
     read_stream,
     run_jobs,
     script_of,
-    shared_folder,
-    write_numbered,
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = shared_folder(tmp_path_factory, "ray")
-    write_numbered(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -12,22 +12,10 @@ from tests.integrations.helpers import (
     resumed_jobs,
     run_jobs,
     script_of,
-    shared_folder,
-    write_numbered,
 )
 
 WRAPPERS = {"FSDP2": "fully_shard(model)", "DDP": "torch.nn.parallel.DistributedDataParallel(model)"}
 IMPORTS = ["torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shared_folder(tmp_path_factory, "torch")
-
-
-@pytest.fixture(scope="module")
-def stream(folder: Path) -> list[int]:
-    return write_numbered(folder)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,6 @@ from tests.integrations.helpers import (
     read_stream,
     run_jobs,
     script_of,
-    shared_folder,
-    write_numbered,
 )
 
 PROGRAM = (Path(__file__).parent / "programs" / "torchtitan_ways.py").read_text()
@@ -23,9 +21,8 @@ ON_CPU = "tests.integrations.programs.torchtitan_on_cpu"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = shared_folder(tmp_path_factory, "torchtitan")
-    write_numbered(folder)
+def folder(folder: Path) -> Path:
+    """With the tokenizer that the trainer wants to find."""
     with locked(folder):
         if not (folder / "assets").exists():
             (folder / "assets").mkdir()
