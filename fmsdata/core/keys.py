@@ -15,6 +15,8 @@ Keys: TypeAlias = npt.NDArray[np.uint64]
 MASK = (1 << 64) - 1
 STEP = 0x9E3779B97F4A7C15
 FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_STEP, _LAST_SHIFT = np.uint64(STEP), np.uint64(31)
+_ROUNDS = [(np.uint64(shift), np.uint64(factor)) for shift, factor in zip((30, 27), FACTORS, strict=True)]
 
 
 def key_of(*parts: int | str) -> int:
@@ -52,11 +54,11 @@ def mix(x: int) -> int:
 
 def mix_array(x: Keys) -> Keys:
     """`mix` for an array."""
-    x = x + np.uint64(STEP)
-    for shift, factor in zip((30, 27), FACTORS, strict=True):
-        x ^= x >> np.uint64(shift)
-        x *= np.uint64(factor)
-    x ^= x >> np.uint64(31)
+    x = x + _STEP
+    for shift, factor in _ROUNDS:
+        x ^= x >> shift
+        x *= factor
+    x ^= x >> _LAST_SHIFT
     return x
 
 

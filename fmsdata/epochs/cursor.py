@@ -10,7 +10,7 @@ batches are cut from the samples, one after the other, and each rank takes its p
 """
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from fmsdata.epochs.order import Order
 CHUNK_ROWS = 4096  # rows of a rank that are planned at once, since arrays are faster than numbers
 CHUNK_SAMPLES = 1 << 16  # samples of all ranks that are planned at once, at most
 EPOCH_IDS = 1 << 40  # `epoch_id` of the first sample of epoch 1
+MANY = 8  # ids in a description
 
 
 class Change(NamedTuple):
@@ -113,22 +114,41 @@ class Cursor(NamedTuple):
             padding, epoch_ids = numbers >= cursor.order.size, positions + cursor.epoch * EPOCH_IDS
             plan = cursor.order.plan
             rows = cursor.order.rows(numbers) if plan is None else numbers
-            for at in range(0, len(positions), batch_size):
-                tokens = 0 if plan is None else cursor.global_tokens(layout)
-                cursor = Cursor._make((cursor.epoch, cursor.position + size, *cursor[2:]))  # faster than to replace it
-                part = slice(at, at + batch_size)
-                lines = None if plan is None else plan.lines.take(numbers[part])
-                own = rows[part] if lines is None else lines.row
-                yield PlannedBatch(cursor.epoch, own, epoch_ids[part], padding[part], cursor, lines, tokens)
+            epoch, position, *others = cursor
+            batches = (column.reshape(-1, batch_size) for column in (rows, epoch_ids, padding, numbers))
+            for own, ids, filling, places in zip(*batches, strict=True):
+                if plan is None:
+                    request = RowRequest(epoch, own, ids, filling)
+                else:
+                    lines, tokens = plan.lines.take(places), cursor.global_tokens(layout)
+                    request = RowRequest(epoch, lines.row, ids, filling, lines, tokens)
+                position += size
+                cursor = Cursor._make((epoch, position, *others))  # faster than to replace it
+                yield PlannedBatch(request, cursor)
 
 
-class PlannedBatch(NamedTuple):
-    """The rows of a rank in a step."""
+class RowRequest(NamedTuple):
+    """The rows of a rank in a step, as they are sent to a worker."""
 
     epoch: int
     rows: Ints
     epoch_ids: Ints  # the position in the epoch, and `EPOCH_IDS` for each epoch before it
     padding: npt.NDArray[np.bool_]  # the rows that only fill up
-    after: Cursor  # when it was handed out
     lines: Lines | None = None  # that the rows are packed into
     global_tokens: int = 0  # labels of the global batch, on all ranks and in all of its steps
+
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        """The row, the `epoch_id` and the padding of each."""
+        return self[1:4]
+
+    def __str__(self) -> str:
+        more = f" and {len(self.rows) - MANY} more" if len(self.rows) > MANY else ""
+        return f"epoch {self.epoch}, rows {', '.join(map(str, self.rows[:MANY].tolist()))}{more}"
+
+
+class PlannedBatch(NamedTuple):
+    """A step of a rank that was not handed out yet."""
+
+    request: RowRequest
+    after: Cursor  # when it was handed out

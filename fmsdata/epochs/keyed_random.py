@@ -23,6 +23,7 @@ T = TypeVar("T")
 _TORCH = torch.default_generator
 _NUMPY: Any = np.random  # not all of it is declared
 LOOKS = 8
+NUMPY = 1  # its place among the generators
 MERSENNE_BYTES = 4 * 625  # the state of NumPy's generator: 624 words, and the position in them
 
 
@@ -45,6 +46,8 @@ class KeyedRandom:
         self._watched = list(range(len(self._all)))  # the others
         self._after = [generator.state() for generator in self._all]  # the last call
         self._looks: float = LOOKS  # calls before which the generators are looked at, too
+        self._glance = _Glance()
+        self._seen: Any = None  # at a glance after the last call
 
     @property
     def draws(self) -> bool:
@@ -59,7 +62,7 @@ class KeyedRandom:
             self._looks = math.inf if trainer_draws else max(0, self._looks - 1)
             return self._watch(before, function, *arguments)
         try:
-            result = function(self._seed, *arguments)
+            result = function(_no_seed, *arguments)
         except BaseException:
             if self._have_moved():
                 self._restore(self._after)
@@ -76,20 +79,24 @@ class KeyedRandom:
 
     def _have_moved(self) -> bool:
         """Whether anything was drawn since the last call."""
-        python, numpy, of_torch = self._all
-        return python.has_moved() or numpy.has_moved() or of_torch.has_moved()
+        seen = self._glance.look(self._after[NUMPY])
+        if seen is not None and seen == self._seen:
+            return False
+        moved = any(generator.has_moved() for generator in self._all)
+        self._seen = None if moved else seen
+        return moved
 
     def _watch(self, before: list[Any], function: Callable[..., T], *arguments: Any) -> T:
         """The same, if these are the states of the generators."""
         self._after = before
         try:
-            result = function(self._seed, *arguments)
+            result = function(self._seeder, *arguments)
             while new := [at for at in self._watched if self._all[at].state() is not before[at]]:
                 for at in (*new, *self._drawn):
                     self._all[at].restore(before[at])
                 self._drawn = [*self._drawn, *new]
                 self._watched = [at for at in self._watched if at not in new]
-                result = function(self._seed, *arguments)
+                result = function(self._seeder, *arguments)
         except BaseException:
             self._restore(before)
             raise
@@ -101,9 +108,22 @@ class KeyedRandom:
         for generator, state in zip(self._all, states, strict=True):
             generator.restore(state)
 
-    def _seed(self, key: int) -> None:
-        for at in self._drawn:
-            self._all[at].seed(key)
+    @property
+    def _seeder(self) -> Callable[[int], Any]:
+        """Seeds the generators that functions have drawn from."""
+        seeds = [self._all[at].seed for at in self._drawn]
+        if len(seeds) == 1:
+            return seeds[0]
+
+        def seed_all(key: int) -> None:
+            for seed in seeds:
+                seed(key)
+
+        return seed_all
+
+
+def _no_seed(key: int) -> None:
+    pass
 
 
 class _Generator:
@@ -143,9 +163,34 @@ class _Generator:
         self._state, self._seen = state, self._look(state)
 
 
-def _memory_of(generator: random.Random) -> bytes:
-    """The position and the first word of a generator of Python, as its object holds them."""
-    return ctypes.string_at(id(generator) + object.__basicsize__, 8)
+class _Glance:
+    """All generators at once, faster than one by one: None if one of them can't be seen quickly."""
+
+    def __init__(self) -> None:
+        self._numpy: Any = None  # the generator whose memory this is
+        self._words = (ctypes.c_char * MERSENNE_BYTES)()
+
+    def look(self, numpy_state: Any) -> tuple[Any, ...] | None:
+        """What differs when a state does, if this is the last known state of NumPy's generator."""
+        numpy = _NUMPY.get_bit_generator()
+        if numpy is not self._numpy:
+            if type(numpy) is not np.random.MT19937:
+                return None
+            self._words = type(self._words).from_address(numpy.ctypes.state_address)
+            self._numpy = numpy
+        if numpy_state["has_gauss"] or not _IN_MEMORY:
+            return None
+        state = _TORCH.get_state()
+        words = _TORCH_STATE.from_address(state.data_ptr()).raw
+        return _PYTHON_MEMORY.value, _PYTHON.gauss_next, self._words.raw, words, numpy  # type: ignore[attr-defined]
+
+
+_TORCH_STATE = ctypes.c_char * _TORCH.get_state().nbytes
+
+
+def _memory_of(generator: random.Random) -> ctypes.c_uint64:
+    """The position and the first word of a generator of Python, where its object holds them."""
+    return ctypes.c_uint64.from_address(id(generator) + object.__basicsize__)
 
 
 def _state_is_in_memory() -> bool:
@@ -153,16 +198,18 @@ def _state_is_in_memory() -> bool:
     if sys.implementation.name != "cpython" or type(random.Random()).__basicsize__ < object.__basicsize__ + 8:
         return False
     generator = random.Random(1)
-    state, seen = generator.getstate(), [_memory_of(generator)]
+    memory = _memory_of(generator)
+    state, seen = generator.getstate(), [memory.value]
     for words in (1, 623, 624):
         generator.getrandbits(32 * words)
-        seen.append(_memory_of(generator))
+        seen.append(memory.value)
     generator.setstate(state)
-    return len(set(seen)) == len(seen) and seen[0] == _memory_of(generator)
+    return len(set(seen)) == len(seen) and seen[0] == memory.value
 
 
 _PYTHON: random.Random = random.random.__self__  # type: ignore[attr-defined]  # the generator behind the module's functions
 _IN_MEMORY = _state_is_in_memory()
+_PYTHON_MEMORY = _memory_of(_PYTHON) if _IN_MEMORY else ctypes.c_uint64()
 
 
 def _look_at_python(_: Any) -> Any:
@@ -171,7 +218,7 @@ def _look_at_python(_: Any) -> Any:
     `getstate` makes objects of 625 numbers, which takes a tenth of the time of a small batch.
     """
     if _IN_MEMORY:
-        return _memory_of(_PYTHON), _PYTHON.gauss_next  # type: ignore[attr-defined]
+        return _PYTHON_MEMORY.value, _PYTHON.gauss_next  # type: ignore[attr-defined]
     _, (word, *_, position), half = random.getstate()
     return word, position, half
 
@@ -185,7 +232,8 @@ def _look_at_numpy(state: Any) -> Any:
 
 
 def _look_at_torch(_: Any) -> Any:
-    return _TORCH.get_state().numpy().tobytes()
+    state = _TORCH.get_state()
+    return _TORCH_STATE.from_address(state.data_ptr()).raw
 
 
 def _seed_torch(key: int) -> None:

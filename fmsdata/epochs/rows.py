@@ -1,6 +1,6 @@
 """What a dataset of rows must have: a length and `[]`; `__getitems__` is used where there is one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import length_hint
 from typing import Any, Protocol
 
@@ -26,6 +26,25 @@ def length(rows: Any, name: str = "rows") -> int:
     if not size:
         raise ConfigError(f"{name} has no rows: {type(rows).__name__} of length 0; check how it was made")
     return size
+
+
+def read_seeded(rows: Any, ids: Sequence[int], keys: Sequence[int], seed: Callable[[int], None]) -> list[Any]:
+    """The rows with these ids, each read after a call of `seed` with its key."""
+    if hasattr(rows, "__getitems__"):
+        found = []
+        for row, key in zip(ids, keys, strict=True):
+            seed(key)
+            found += read_rows(rows, [row])
+        return found
+    found, row = [], ids[0]
+    try:
+        for row, key in zip(ids, keys, strict=True):
+            seed(key)
+            found.append(rows[row])
+    except Exception as error:
+        error.add_note(f"while reading row {row} of {type(rows).__name__}")
+        raise
+    return found
 
 
 def read_rows(rows: Any, ids: Sequence[int]) -> list[Any]:

@@ -163,7 +163,7 @@ class EpochSampler:
             if batch is None:
                 return
             self.cursor = expected = batch.after
-            yield int(batch.rows[0])
+            yield int(batch.request.rows[0])
 
     def plan(self, batch_size: int) -> Iterator[PlannedBatch]:
         """The batches of this rank from here to the end of the epoch. Nothing is handed out yet."""

@@ -16,12 +16,13 @@ from fmsdata.core.chunk import Chunk
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.core.options import IGNORED
 from fmsdata.core.spans import BEGINS, COLUMNS, DOCUMENT, LENGTH, POSITION, Buffer
+from fmsdata.epochs.cursor import RowRequest
 from fmsdata.epochs.fine_tuning import FineTuningRows, fill_labels
 from fmsdata.epochs.lines import Lines, Packing
 from fmsdata.epochs.mixture import DATASET_IDX
 from fmsdata.epochs.token_table import TokenTable
 from fmsdata.errors import ConfigError
-from fmsdata.loader.row_reader import FIELDS, RowRequest
+from fmsdata.loader.row_reader import FIELDS
 from fmsdata.tasks.batch import OUTPUTS, Batch, check_outputs
 
 ALWAYS = ("document_ids", "position_ids")  # outputs that every batch has
@@ -78,7 +79,7 @@ class LineReader:
         recipe, lines = self._recipe, request.lines
         if lines is None:
             raise RuntimeError("a request for lines has none")
-        columns = [request.rows, request.epoch_ids, request.padding]
+        columns = list(request.columns)
         if recipe.packing.stacked and len(lines.row):  # rows are lines of their own
             columns[1:] = [np.repeat(column, len(lines.row)) for column in columns[1:]]
             lines = replace(lines, first=np.arange(len(lines.row) + 1))

@@ -6,24 +6,22 @@ the global generators: what they get depends on the seed, the epoch and the row,
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-from fmsdata.core.keys import Ints, key_of, mix
-from fmsdata.epochs.cursor import PlannedBatch
+from fmsdata.core.keys import key_of, mix_array
+from fmsdata.epochs.cursor import RowRequest
 from fmsdata.epochs.keyed_random import KeyedRandom
-from fmsdata.epochs.lines import Lines
 from fmsdata.epochs.mixture import RowMixture
-from fmsdata.epochs.rows import read_rows
+from fmsdata.epochs.rows import read_rows, read_seeded
 from fmsdata.errors import ConfigError, DataError
 
 IS_PADDING = "is_padding"
-FIELDS = ("index", "epoch_id", IS_PADDING)  # of `RowIds`
-MANY = 8  # ids in a description
+COLUMNS = {"index": "rows", "epoch_id": "epoch_ids", IS_PADDING: "padding"}  # of a `RowRequest`
+FIELDS = tuple(COLUMNS)  # of `RowIds`
 
 
 @dataclass(frozen=True)
@@ -34,33 +32,9 @@ class RowIds:
     epoch_id: torch.Tensor
     is_padding: torch.Tensor
 
-
-class RowRequest(NamedTuple):
-    """The rows of a batch, as they are sent to a worker."""
-
-    epoch: int
-    rows: Ints
-    epoch_ids: Ints
-    padding: npt.NDArray[np.bool_]
-    lines: Lines | None = None
-    global_tokens: int = 0
-
     @classmethod
-    def of(cls, planned: PlannedBatch) -> "RowRequest":
-        return cls(*planned[:4], planned.lines, planned.global_tokens)
-
-    @property
-    def columns(self) -> tuple[Any, ...]:
-        """The arrays of the fields of `RowIds`."""
-        return self.rows, self.epoch_ids, self.padding
-
-    @property
-    def ids(self) -> RowIds:
-        return RowIds(*(torch.from_numpy(array.copy()) for array in self.columns))
-
-    def __str__(self) -> str:
-        more = f" and {len(self.rows) - MANY} more" if len(self.rows) > MANY else ""
-        return f"epoch {self.epoch}, rows {', '.join(map(str, self.rows[:MANY].tolist()))}{more}"
+    def of(cls, request: RowRequest) -> "RowIds":
+        return cls(*(torch.from_numpy(array.copy()) for array in request.columns))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +56,7 @@ class RowReader:
     def __init__(self, recipe: RowRecipe) -> None:
         self._recipe = recipe
         self._random, self._names = KeyedRandom(), frozenset(recipe.names)
+        self._columns = [(name, RowRequest._fields.index(COLUMNS[name])) for name in recipe.names]
         self._collate = self._default_collate if recipe.collate is None else self._own_collate
 
     def read(self, request: RowRequest) -> Any:
@@ -93,12 +68,10 @@ class RowReader:
         dataset, ids = self._recipe.rows, request.rows.tolist()
         if not self._random.draws:
             return self._collate(read_rows(dataset, ids), request)
-        key, rows = key_of(self._recipe.seed, "row", request.epoch), []
-        # A mixture may have a row several times in an epoch: each time with other numbers.
-        times = request.epoch_ids.tolist() if isinstance(dataset, RowMixture) else [0] * len(ids)
-        for row, time in zip(ids, times, strict=True):
-            seed(mix(mix(key ^ row) ^ time))
-            rows += read_rows(dataset, [row])
+        keys = mix_array(request.rows.astype(np.uint64) ^ np.uint64(key_of(self._recipe.seed, "row", request.epoch)))
+        if isinstance(dataset, RowMixture):  # it may have a row several times in an epoch: each with other numbers
+            keys ^= request.epoch_ids.astype(np.uint64)
+        rows = read_seeded(dataset, ids, mix_array(keys).tolist(), seed)
         seed(key_of(self._recipe.seed, "collate", int(request.epoch_ids[0])))
         return self._collate(rows, request)
 
@@ -116,9 +89,8 @@ class RowReader:
             raise
         if isinstance(batch, dict):
             self._check_names(batch)
-            for name, values in zip(FIELDS, request.columns, strict=True):
-                if name in self._names:
-                    batch[name] = torch.from_numpy(values)
+            for name, column in self._columns:
+                batch[name] = torch.from_numpy(request[column])
         return batch
 
     def _own_collate(self, rows: list[Any], request: RowRequest) -> Any:
@@ -147,11 +119,11 @@ def _joined(rows: list[Any]) -> Any:
     """The same as `default_collate`, with a shortcut for tensors in dicts."""
     if type(rows[0]) is not dict:
         return default_collate(rows)
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    return {
-        name: torch.stack(values) if type(values[0]) is torch.Tensor else default_collate(values)
-        for name, values in columns.items()
-    }
+    batch = {}
+    for name, first in rows[0].items():
+        values = [row[name] for row in rows]
+        batch[name] = torch.stack(values) if type(first) is torch.Tensor else default_collate(values)
+    return batch
 
 
 def field_names(row_ids: bool, drop_last: bool) -> tuple[str, ...]:

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from fmsdata.epochs.cursor import PlannedBatch
+from fmsdata.epochs.cursor import PlannedBatch, RowRequest
 from fmsdata.errors import StageError
 from fmsdata.loader.patience import stack_of
 from fmsdata.loader.reply import Reply, ReplySize, WorkerFailure, write_reply
-from fmsdata.loader.row_reader import RowRequest
 from fmsdata.loader.row_reply import read_batch, write_batch
 from fmsdata.loader.worker import Channel
 from fmsdata.loader.worker_pool import WorkerPool
@@ -81,8 +80,8 @@ class LocalRows:
         planned = next(self._plan, None)
         if planned is None:
             return None
-        self._request = RowRequest.of(planned)
-        return ReadBatch(self._reader.read(self._request), planned)
+        self._request = planned.request
+        return ReadBatch(self._reader.read(planned.request), planned)
 
     @property
     def pids(self) -> list[int]:
@@ -180,7 +179,7 @@ class WorkerRows:
             worker, self._turn = self._turn, (self._turn + 1) % self._workers
             while self._in_flight[worker] >= self._prefetch:
                 self._drop(worker)
-            self._pool.send(worker, RowRequest.of(planned))
+            self._pool.send(worker, planned.request)
             self._in_flight[worker] += 1
             self._requested.append((worker, planned))
 

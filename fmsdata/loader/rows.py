@@ -15,7 +15,7 @@ from fmsdata.core.checks import check_parameters, flag, whole
 from fmsdata.core.outline import Outline, facts_of
 from fmsdata.core.state import State
 from fmsdata.core.wording import counted, shown
-from fmsdata.epochs.cursor import Cursor, PlannedBatch
+from fmsdata.epochs.cursor import Cursor, RowRequest
 from fmsdata.epochs.fine_tuning import FineTuningRows
 from fmsdata.epochs.rows import length
 from fmsdata.epochs.sampler import EpochSampler
@@ -25,7 +25,7 @@ from fmsdata.loader.fork_server import MOST_DESCRIPTORS, ForkServer
 from fmsdata.loader.line_reader import LineRecipe
 from fmsdata.loader.loader import StatefulDataLoader, can_pin, checked_method
 from fmsdata.loader.patience import StallLimits, Watcher
-from fmsdata.loader.row_reader import RowIds, RowRecipe, RowRequest, field_names
+from fmsdata.loader.row_reader import RowIds, RowRecipe, field_names
 from fmsdata.loader.row_workers import BatchRecipe, LocalRows, ReadBatch, RowSource, WorkerRows
 from fmsdata.loader.saving import Saving
 from fmsdata.loader.trainers import check_trainer
@@ -110,7 +110,7 @@ class RowLoader(StatefulDataLoader):
         self._process = os.getpid()
         self._turns = Turns()
         self._planned: Cursor | None = None  # the sampler's, if the source continues from there
-        self._last: PlannedBatch | None = None
+        self._last: RowRequest | None = None
         self._saving = Saving(None, sampler.ranks)
 
     @property
@@ -142,7 +142,7 @@ class RowLoader(StatefulDataLoader):
         """
         if self._last is None:
             raise ConfigError("no batch was handed out yet, so there are no last rows")
-        return RowRequest.of(self._last).ids
+        return RowIds.of(self._last)
 
     def __iter__(self) -> Iterator[Any]:
         try:
@@ -181,19 +181,24 @@ class RowLoader(StatefulDataLoader):
             return self._read_rows()
 
     def _read_rows(self) -> ReadBatch | None:
+        sampler = self.sampler
         try:
-            if self._process != os.getpid():  # a fork has no workers
-                self._source, self._process = None, os.getpid()
-            self.sampler.ranks.check("loader")
+            if self._process != self._turns.process:  # a fork has no workers
+                self._source, self._process = None, self._turns.process
+            sampler.ranks.check("loader")
             if self._source is None:
-                self.sampler.ranks.check_sharing("loader")
+                sampler.ranks.check_sharing("loader")
                 self._source, self._planned = self._start(), None
-            if self._planned is not self.sampler.cursor:
-                self._source.follow(self.sampler.plan(self.batch_size))
-                self._planned = self.sampler.cursor
-            read = self._watched(self._source)
+            if self._planned is not sampler.cursor:
+                self._source.follow(sampler.plan(self.batch_size))
+                self._planned = sampler.cursor
+            with self._watcher:
+                read = self._source.next()
         except BaseException as error:
+            stalled = None if self._source is None else self._watcher.stalled
             self._stop()
+            if stalled is not None and isinstance(error, FmsdataError):
+                raise stalled from error
             if isinstance(error, StopIteration):  # it would end the loop
                 raise DataError(
                     "a row or a collate_fn raised StopIteration, perhaps by next(...) on an iterator at its end; "
@@ -201,20 +206,12 @@ class RowLoader(StatefulDataLoader):
                 ) from error
             raise
         if read is not None:
-            self.sampler.cursor = self._planned = read.planned.after
-            self._last = read.planned
+            request, after = read.planned
+            sampler.cursor = self._planned = after
+            self._last = request
             if self._pin and not self.num_workers:
                 read = read._replace(batch=replaced(read.batch, lambda tensor: tensor.pin_memory()))
         return read
-
-    def _watched(self, source: RowSource) -> ReadBatch | None:
-        try:
-            with self._watcher:
-                return source.next()
-        except FmsdataError as error:
-            if self._watcher.stalled is not None:
-                raise self._watcher.stalled from error
-            raise
 
     def _start(self) -> RowSource:
         source: RowSource
@@ -242,9 +239,9 @@ class RowLoader(StatefulDataLoader):
     def worker_pids(self) -> list[int]:
         return [] if self._source is None else list(self._source.pids)
 
-    def state_dict(self, *, gather: bool = False, at: State | None = None) -> State:
+    def state_dict(self, *, gather: bool | None = None, at: State | None = None) -> State:
         """The position after the last batch that was handed out: see `EpochSampler.state_dict`."""
-        return self.sampler.state_dict(gather=gather, at=at)
+        return self.sampler.state_dict(gather=bool(gather), at=at)
 
     def load_state_dict(self, state: State | Sequence[State]) -> None:
         """Resume from a state: see `EpochSampler.load_state_dict`. An open iteration continues from there."""

@@ -17,10 +17,11 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._process, self._lock = os.getpid(), threading.RLock()  # a signal handler may ask for a batch, too
+        self.process, self._lock = os.getpid(), threading.RLock()  # a signal handler may ask for a batch, too
 
     def mine(self) -> AbstractContextManager[bool]:
         """The lock, to be entered."""
-        if self._process != os.getpid():
-            self._process, self._lock = os.getpid(), threading.RLock()
+        process = os.getpid()
+        if self.process != process:
+            self.process, self._lock = process, threading.RLock()
         return self._lock

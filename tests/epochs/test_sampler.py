@@ -193,7 +193,7 @@ def test_a_million_exclusions_are_compact() -> None:
     assert other.excluded == ids.tolist()
     other.begin_epoch()
     other.reshuffle()
-    assert not np.isin(next(other.plan(512)).rows, ids).any()
+    assert not np.isin(next(other.plan(512)).request.rows, ids).any()
     several = [sampler.state_dict() for _ in range(10)]
     assert all(one["next_excluded"] is several[0]["next_excluded"] for one in several)
 
