@@ -28,6 +28,7 @@ def save_checkpoint(
 
     >>> save_checkpoint(engine, "checkpoints", loader)     # doctest: +SKIP
     """
+    _check_batch_size(engine, loader)
     accumulated = engine.micro_steps % engine.gradient_accumulation_steps()
     if accumulated:
         raise ConfigError(
@@ -50,6 +51,7 @@ def load_checkpoint(
 
     >>> path, mine = load_checkpoint(engine, "checkpoints", loader)     # doctest: +SKIP
     """
+    _check_batch_size(engine, loader)
     path, client_state = engine.load_checkpoint(os.fspath(folder), **options)
     if path is None:
         return None, {}
@@ -61,3 +63,13 @@ def load_checkpoint(
         )
     loader.load_state_dict(json.loads(client_state[KEY]))
     return path, {name: value for name, value in client_state.items() if name != KEY}
+
+
+def _check_batch_size(engine: Any, loader: StatefulDataLoader) -> None:
+    """The engine scales and logs by its own batch size."""
+    size = engine.train_micro_batch_size_per_gpu()
+    if size != loader.batch_size:
+        raise ConfigError(
+            f"train_micro_batch_size_per_gpu is {size}, and the batch size of the loader is {loader.batch_size}. Write\n"
+            f'    config["train_micro_batch_size_per_gpu"] = {loader.batch_size}     # and no train_batch_size'
+        )

@@ -33,7 +33,7 @@ from fmsdata.loader.pass_end import PassEnd, checked_evaluation, mark_padding
 from fmsdata.loader.patience import StallLimits
 from fmsdata.loader.read_ahead import OnDemand, ReadAhead
 from fmsdata.loader.saving import Saving
-from fmsdata.loader.trainers import NotHere, advice, check_caller, check_trainer, warn_of_accelerate, warn_of_deepspeed
+from fmsdata.loader.trainers import NotHere, advice, check_caller, check_trainer, refuse_client_state, watch_accelerate
 from fmsdata.loader.turns import Turns
 from fmsdata.loader.worker_batches import WorkerBatchSource
 from fmsdata.loader.worker_pool import DEFAULT_METHOD
@@ -312,7 +312,7 @@ class StatefulDataLoader:
                 if self._engine is None:
                     self._ranks.check_sharing("loader")
                     if not (self.evaluation or self.keeper or self.checkpoint or self._positions.step):
-                        warn_of_accelerate()
+                        watch_accelerate(self)
                     self._engine = self._start_engine()
                 batch = self._engine.next()
                 if batch.wait is not None:
@@ -431,22 +431,23 @@ class StatefulDataLoader:
         fetched = self._fetched + (StorageStats() if self._engine is None else self._engine.stats())
         return self._meter.stats(self.data, self._positions, fetched)
 
-    def state_dict(self, *, gather: bool = False) -> State:
+    def state_dict(self, *, gather: bool | None = None) -> State:
         """The position of this rank, as plain data: JSON-able, and without tokens.
 
         With `gather`, the position of all ranks, which loads anywhere, at any world size. This is a
         collective over the loader's process group: call it on all ranks after the same step. The state
-        of an evaluation is empty.
+        of an evaluation is empty. On several ranks of DeepSpeed, which keeps what one rank has, say which:
+        `gather=False` if you save the states of all ranks yourself.
 
         >>> state = loader.state_dict(gather=True)     # doctest: +SKIP
         """
         if self.evaluation:
             return {}
-        refuse_to_save(self._ranks, gather)
+        refuse_to_save(self._ranks, bool(gather))
         if gather:
             return gather_state(lambda: self._state(self._positions), self._ranks, self.data.lanes)
-        if self.world_size > 1:
-            warn_of_deepspeed()
+        if self.world_size > 1 and gather is None:
+            refuse_client_state()
         return self._state(self._positions)
 
     def _state(self, positions: Positions) -> State:

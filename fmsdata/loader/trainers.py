@@ -5,9 +5,12 @@ save what they know about. A loader of fmsdata has a position of its own, which 
 connects to their checkpoints. Whoever calls is recognised from the stack.
 """
 
+import gc
 import inspect
 import sys
 import warnings
+import weakref
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -36,6 +39,7 @@ READ_AHEAD = ("lightning", "pytorch_lightning", "ray")  # what they iterate over
 TRAINS = {"_run_epoch", "_inner_training_loop"}  # methods of transformers that iterate, in versions 5 and 4
 SAVE_ALL = ("torch.distributed.checkpoint", "fmsdata.train")  # they save the states of all ranks
 RESUME = "state = loader.state_dict(gather=True)\nloader.load_state_dict(state)"
+OWN = 'or save loader.state_dict(gather=True) yourself, and say so:\n    loader.keeper = "own"'
 SHIFT = "task: {name: causal_lm, shift: false}     # or StatefulDataLoader(..., task=fmsdata.CausalLM(shift=False))"
 
 
@@ -99,34 +103,53 @@ def check_labels(trainer: Any, task: Any) -> None:
         )
 
 
-def warn_of_accelerate() -> None:
-    """Warn if Accelerate is in use, whose checkpoints do not hold the position of this loader."""
-    state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
-    if not getattr(state, "_shared_state", None):
+def watch_accelerate(loader: Any) -> None:
+    """Warn if Accelerate is in use, whose checkpoints do not hold the position of a loader; `save_state` will raise."""
+    accelerate = sys.modules.get("accelerate")
+    state = sys.modules.get("accelerate.state")
+    if accelerate is None or state is None or not state.is_initialized():
         return
     methods = {frame.f_code.co_name for frame in _stack("transformers")}
     if "evaluation_loop" in methods:  # what is evaluated needs no position
         return
     library = "transformers" if methods & TRAINS else "accelerate"
+    if library == "accelerate":
+        for found in gc.get_objects():  # an accelerator is known to the script alone, which may keep it anywhere
+            if issubclass(type(found), accelerate.Accelerator):
+                _refuse_to_save(found, weakref.ref(loader))
     warnings.warn(
         f"{library} is in use, and its checkpoints do not hold the position of this loader: a run that resumes from "
-        f"them would begin at the start of the stream. Before the first batch, write\n{_indented(library)}\n"
-        "or save loader.state_dict(gather=True) yourself, and ignore this",
+        f"them would begin at the start of the stream. Before the first batch, write\n{_indented(library)}\n{OWN}",
         FmsdataWarning,
         stacklevel=4,
     )
 
 
-def warn_of_deepspeed() -> None:
-    """Warn if DeepSpeed is in use, which keeps the client state of one rank, and the state is that of this rank."""
+def _refuse_to_save(accelerator: Any, reference: Callable[[], Any]) -> None:
+    """Let `save_state` raise while nothing saves the position of a loader."""
+
+    def refuse(*_: Any) -> None:
+        loader = reference()
+        registered = getattr(accelerator, "_custom_objects", ())  # exact on 1 process; on several, the state refuses
+        if loader is None or loader.keeper or loader.checkpoint or any(known is loader for known in registered):
+            return
+        raise ConfigError(
+            "accelerator.save_state leaves out the position of a loader that was read: a run that resumes from this "
+            f"checkpoint would begin at the start of the stream. Write\n{_indented('accelerate')}\n{OWN}"
+        )
+
+    accelerator.register_save_state_pre_hook(refuse)
+
+
+def refuse_client_state() -> None:
+    """Raise if DeepSpeed is in use, which keeps the client state of one rank, and the state is that of this rank."""
     comm = sys.modules.get("deepspeed.comm")
     if comm is None or not comm.is_initialized() or any(_stack(package) for package in SAVE_ALL):
         return
-    warnings.warn(
+    raise ConfigError(
         "deepspeed is in use, and keeps the client_state of one rank, but state_dict() holds the lanes of this rank: a "
-        f"run could not be resumed from it. Write\n{_indented('deepspeed')}\nor save the states of all ranks yourself",
-        FmsdataWarning,
-        stacklevel=3,
+        f"run could not be resumed from it. Write\n{_indented('deepspeed')}\n"
+        "or state_dict(gather=False), if you save the states of all ranks yourself"
     )
 
 

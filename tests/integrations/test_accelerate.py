@@ -43,11 +43,17 @@ def test_the_naive_ways_show_the_right_line(ways: Result) -> None:
     for found in ways.found:
         assert "accelerate is in use, and its checkpoints do not hold the position" in found["not registered"]
         assert "a loader has no 'dataset'" in found["skips"]
-        for way in ("not registered", "skips"):
+        assert "ConfigError: accelerator.save_state leaves out the position of a loader" in found["left out"]
+        assert found["saved by the user"] == "no error"
+        for way in ("not registered", "left out"):
+            assert '    loader.keeper = "own"' in found[way]
+        for way in ("not registered", "left out", "skips"):
             assert f"    {LINE}" in found[way]
         if len(ways.found) > 1:
             assert "accelerate saves the state of one rank only" in found["registered as it is"]
             assert LINE in found["registered as it is"]
+        else:
+            assert found["registered as it is"] == "no error", "it holds all lanes"
 
 
 def test_two_loaders_are_saved_and_restored_beside_each_other(ways: Result) -> None:

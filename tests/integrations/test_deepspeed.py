@@ -57,9 +57,16 @@ def test_the_naive_ways_show_the_right_line(ways: Result) -> None:
     for rank, found in enumerate(ways.found):
         assert LINE in found["foreign"]
         if len(ways.found) == 1:
-            assert not found["saved as it is"]
+            assert found["saved as it is"] == "no error"
         else:
-            (warning,) = found["saved as it is"]
-            assert "keeps the client_state of one rank" in warning
-            assert LINE in warning
+            assert "keeps the client_state of one rank" in found["saved as it is"]
+            assert LINE in found["saved as it is"]
+            assert "state_dict(gather=False)" in found["saved as it is"]
             assert rank == 0 or "no state for lane 1, 3, 5, 7, 9, 11" in found["one rank"]
+
+
+def test_another_batch_size_than_that_of_the_loader_is_refused(ways: Result) -> None:
+    for found in ways.found:
+        for error in found["batch size"]:
+            assert "train_micro_batch_size_per_gpu is 2, and the batch size of the loader is 4" in error
+            assert 'config["train_micro_batch_size_per_gpu"] = 4' in error

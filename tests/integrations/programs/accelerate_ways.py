@@ -32,9 +32,14 @@ def main() -> None:
 
     naive = accelerator.prepare(fmsdata.build_loader("run.yaml"))
     found["not registered"] = error(lambda: read(naive, 1))
+    warnings.simplefilter("ignore", fmsdata.errors.FmsdataWarning)
+    read(naive, 1)
+    found["left out"] = error(lambda: accelerator.save_state("left out"))
     accelerator.register_for_checkpointing(naive)
     found["registered as it is"] = error(lambda: accelerator.save_state("naive"))
     accelerator._custom_objects.clear()
+    naive.keeper = "own"
+    found["saved by the user"] = error(lambda: accelerator.save_state("own"))
     found["skips"] = error(lambda: accelerate.skip_first_batches(naive, 2))
 
     web, wiki = fmsdata.build_loader("run.yaml"), fmsdata.build_loader("run.yaml", {"seed": 5})

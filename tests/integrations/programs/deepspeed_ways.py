@@ -1,6 +1,5 @@
 """What people write with DeepSpeed: it must be exact, or an error that shows the line to write."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -39,11 +38,12 @@ def main() -> None:
     train()
     found["within an accumulation"] = error(lambda: save_checkpoint(engine, "within", loader))
     train()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", fmsdata.errors.FmsdataWarning)
-        engine.save_checkpoint("naive", client_state={"loader": loader.state_dict()})
-    found["saved as it is"] = [
-        str(warning.message) for warning in caught if warning.category.__module__ == "fmsdata.errors"
+    found["saved as it is"] = error(lambda: loader.state_dict())
+    engine.save_checkpoint("naive", client_state={"loader": loader.state_dict(gather=False)})
+    other = fmsdata.build_loader("run.yaml", {"loader.batch_size": 4})
+    found["batch size"] = [
+        error(lambda: save_checkpoint(engine, "sizes", other)),
+        error(lambda: load_checkpoint(engine, "sizes", other)),
     ]
     found["foreign"] = error(lambda: load_checkpoint(engine, "naive", loader))
     _, mine = engine.load_checkpoint("naive")
