@@ -24,6 +24,7 @@ COMMANDS = {  # in the order of --help; each summary is the first line of the fu
     "plan": "Show the pipeline, the mix, how often each source will be read, and what to look out for.",
     "preview": "Show the first batches: the documents in each row, and where they come from.",
     "bench": "Measure tokens per second, time to the first batch, time spent waiting, and memory.",
+    "simulate": "Simulate a run of any size: requests, bytes, drift, mix, state size, start, and cost.",
     "audit": "Prove on your own data that the stream is the same at any scale, no token lost or repeated.",
     "trace": "Show the documents of a step (--step), or the steps that read a document (--document).",
     "index": "Count documents and tokens of every shard below a folder, and write FOLDER/meta/counts.csv.",

@@ -238,5 +238,6 @@ def tokens_only(stage: Stage, reader: str) -> Stage:
 
 
 def _count(stage: Stage, kind: type[Stage]) -> int:
-    below = max((_count(child, kind) for child in stage.children().values()), default=0)
+    children = stage.children()
+    below = max([_count(child, kind) for child in children.values()]) if children else 0
     return below + (type(stage) is kind)

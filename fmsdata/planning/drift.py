@@ -38,7 +38,7 @@ def drift(counts: Counts, lanes: int, block_tokens: int) -> float:
     uneven = (blocks % lanes) * (lanes - blocks % lanes) / blocks**2  # some lanes get a block more than others
     mean = counts.tokens / np.maximum(1, counts.documents) / counts.mean_length
     between_shards = float(np.average((mean - 1) ** 2, weights=counts.documents))
-    spread = 0 if _one_length(counts) else SPREAD
+    spread = 0 if have_one_length(counts) else SPREAD
     variance = (spread**2 * lanes / documents + between_shards / per_lane + uneven) * (1 - 1 / lanes)
     if not variance:
         return 0.0
@@ -47,7 +47,7 @@ def drift(counts: Counts, lanes: int, block_tokens: int) -> float:
     return max(expected, 1 - per_lane)
 
 
-def _one_length(counts: Counts) -> bool:
+def have_one_length(counts: Counts) -> bool:
     """Whether all documents seem to have the same number of tokens, such as packed rows."""
     length = round(counts.mean_length)
     return bool((counts.tokens == counts.documents * length).all())

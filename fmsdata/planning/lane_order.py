@@ -66,6 +66,7 @@ class LaneOrder:
         dense: bool = False,
     ) -> None:
         self.plan, self.source, self.seed = plan, source, seed
+        self.lane, self.lanes = lane, lanes
         self._blocks, self._lane, self._lanes = plan.blocks, lane, lanes
         self._dense = dense  # many of the lanes are planned in this process, and share the work
         self._planned = PlannedBlocks(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, 3), np.int64))

@@ -73,7 +73,7 @@ class LengthsOnly(OpenFiles):
     def open_blocks(self, files: ShardFiles, order: LaneOrder, lane: Lane) -> LaneBlocks:
         if not files.counts.text:
             return super().open_blocks(files, order, lane)
-        return _LengthBlocks(partial(self._lengths_of, files, order.source))
+        return LengthBlocks(partial(self._lengths_of, files, order.source))
 
     def _lengths_of(self, files: ShardFiles, source: str, shard: int) -> npt.NDArray[np.uint32]:
         key = files, shard
@@ -114,12 +114,12 @@ def _compared_tokens(stages: Iterable[Stage]) -> Iterator[tuple[int, str]]:
         yield from ((token, f"`{name}`") for name, token in named.items() if token is not None)
 
 
-class _LengthBlocks:
+class LengthBlocks:
     """Blocks of documents of which only the lengths are known."""
 
     tokens_at_once = math.inf
 
-    def __init__(self, lengths_of: "partial[npt.NDArray[np.uint32]]") -> None:
+    def __init__(self, lengths_of: "Callable[[int], npt.NDArray[Any]]") -> None:
         self._lengths_of = lengths_of
 
     def start(self, place: int) -> None:

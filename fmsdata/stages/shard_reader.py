@@ -29,6 +29,7 @@ from fmsdata.errors import ConfigError, DataError, StateError
 from fmsdata.planning.blocks import cut_blocks
 from fmsdata.planning.lane_order import LaneOrder, PlannedBlocks
 from fmsdata.prefetch.open_files import OpenFiles
+from fmsdata.prefetch.shard_files import ShardFiles
 from fmsdata.stages.strip import checked_strip, strip_ends
 from fmsdata.storage.settings import Storage
 
@@ -127,6 +128,11 @@ class ShardReader(Stage):
 
     def size(self) -> Size:
         return Size(int(self.counts.documents.sum()), int(self.counts.tokens.sum()))
+
+    @property
+    def shard_files(self) -> ShardFiles:
+        """The shards as files: where they are, with their counts."""
+        return self._files
 
     @property
     def remote_bytes(self) -> int:

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,10 +43,9 @@ class MixtureIterator(StageIterator):
                 raise StateError(f"there is no state of source {name!r}: {EDITED}")
             below = lane.named(name)
             below.pace.share = self._phase.weights[name]
-            order = Permutation(lane.count, key_of(lane.seed, "offset", below.source))
             self._sources[name] = _MixedSource(
                 LeftoverFirst(stage, below, saved[name].leftover, saved[name].below),
-                offset=(2 * order(lane.index) + 1, 2 * lane.count),
+                offset=(2 * _places(lane.count, lane.seed, below.source)[lane.index] + 1, 2 * lane.count),
                 taken=saved[name].taken,
                 shift=saved[name].shift,
                 pace=below.pace,
@@ -137,6 +137,13 @@ class MixtureIterator(StageIterator):
             time = sum(leads[name] for name in others) / math.fsum(weights[name] for name in others)
             leads |= {name: round(time * weights[name]) for name in ended if weights[name]}
         return leads if phase is self._phase else surplus(leads, weights)
+
+
+@lru_cache(maxsize=256)
+def _places(lanes: int, seed: int, source: str) -> list[int]:
+    """The place of each lane among the offsets of a source, which are spread evenly over the lanes."""
+    places: list[int] = Permutation(lanes, key_of(seed, "offset", source)).array(np.arange(lanes)).tolist()
+    return places
 
 
 class _MixedSource:

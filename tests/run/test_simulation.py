@@ -1,0 +1,119 @@
+"""The simulation against a real run: eight ranks that read from an object store, whose requests are counted."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmsdata
+from fmsdata.config.build import build_data
+from fmsdata.config.read import read_config
+from fmsdata.corpus.index import write_index
+from fmsdata.corpus.shard_writer import write_shard
+from fmsdata.errors import ConfigError
+from fmsdata.run.rescalable import Rescalable
+from fmsdata.run.simulation.simulate import Assumptions, simulate
+from fmsdata.stages.mixture import Mixture
+from fmsdata.stages.tokenize import reader_of
+from tests.servers.object_store import ObjectStore
+
+RANKS, LINE, BATCH = 8, 512, 4
+
+
+def write_corpus(folder: Path, layout: Any = "list") -> int:
+    """Two sources with documents of lognormal lengths. Returns their tokens."""
+    random, total = np.random.default_rng(0), 0
+    for source, shards in (("web", 6), ("wiki", 2)):
+        for shard in range(shards):
+            lengths = np.maximum(1, random.lognormal(np.log(600) - 0.5, 1, 1500).astype(int)).tolist()
+            documents = [random.integers(1, 60000, length).astype(np.uint16) for length in lengths]
+            write_shard(folder / source / f"part-{shard}.arrow", documents, dtype=np.uint16, layout=layout)
+            total += sum(lengths)
+    write_index(folder)
+    return total
+
+
+def config_of(path: str, **more: Any) -> dict[str, Any]:
+    return {
+        "seed": 3,
+        "path": path,
+        "sources": {"web": {"weight": 3}, "wiki": {"weight": 1}},
+        "pack": {"mode": "split", "seq_len": LINE},
+        "shuffle": {"window": 8},
+        "lanes": 32,
+        "loader": {"batch_size": BATCH, "num_workers": 0, "prefetch": 1},
+        **more,
+    }
+
+
+def simulated(config: dict[str, Any], tokens: int, **more: Any) -> dict[str, Any]:
+    data = build_data(read_config(config))
+    mixture = mixture_of(data)
+    readers = {name: reader for name, stage in mixture.sources.items() if (reader := reader_of(stage)) is not None}
+    given: dict[str, Any] = {"nodes": 1, "gpus": RANKS, "ranks": RANKS, "points": 4, **more}
+    prices = {"tokens_per_second": 1000.0, "price_per_million_requests": 0.4, "price_per_gb": 0.0}
+    return simulate(data, mixture, readers, 1, Assumptions(tokens=tokens, **{**prices, **given}))
+
+
+def mixture_of(data: Rescalable) -> Mixture:
+    stage = data.lines
+    while not isinstance(stage, Mixture):
+        stage = stage.children()["below"]
+    return stage
+
+
+@pytest.mark.parametrize("layout", ["list", "batch"])
+def test_requests_and_bytes_are_those_of_a_real_run(layout: str, tmp_path: Path) -> None:
+    total = write_corpus(tmp_path / "corpus", layout)
+    with ObjectStore(tmp_path / "store") as store:
+        url = store.bucket("corpus")
+        store.upload(tmp_path / "corpus", url)
+        config = config_of(url, storage_options=store.options)
+        steps = total * 9 // 10 // ((LINE + 1) * BATCH * RANKS)
+        tokens = steps * (LINE + 1) * BATCH * RANKS
+        requests = fetched = 0
+        for rank in range(RANKS):
+            loader = fmsdata.build_loader(config, rank=rank, world_size=RANKS)
+            batches = iter(loader)
+            for _ in range(steps):
+                next(batches)
+            stats = loader.stats().storage
+            requests, fetched = requests + stats.requests, fetched + stats.bytes
+            loader.close()
+        report = simulated(config, tokens)
+    print(f"real {requests}, {fetched}; simulated {report['requests']:.0f}, {report['bytes']:.0f}")
+    assert report["requests"] == pytest.approx(requests, rel=0.1)
+    assert report["bytes"] == pytest.approx(fetched, rel=0.1)
+
+
+def test_more_ranks_than_lanes_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    with pytest.raises(ConfigError, match=r"8,192 ranks need at least as many lanes, and this run has 32: add lanes="):
+        simulated(config_of(str(tmp_path)), 10**12, nodes=1024)
+
+
+def test_command_reports_and_plots(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus")
+    config = config_of(str(tmp_path / "corpus"))
+    (tmp_path / "run.yaml").write_text(json.dumps(config))
+    size = ["--nodes", "1024", "--gpus", "8", "--tokens", "1B", "lanes=8192"]
+    program = [sys.executable, "-c", "from fmsdata.cli.app import main; main()"]
+    command = [*program, "simulate", str(tmp_path / "run.yaml"), *size]
+    done = subprocess.run([*command, "--plots", str(tmp_path / "plots"), "--json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["world_size"] == 8192
+    assert sum(report["requests_per_second"]) > 0
+    assert report["mix"]["realised"]["web"][0] == pytest.approx(0.75, abs=0.1)
+    assert report["sources"]["web"]["epochs"]["mean"][-1] > 100  # a small corpus, read often
+    assert {Path(path).name for path in report["plots"]} == {
+        *("requests.svg", "bytes.svg", "epochs.svg", "drift.svg", "mix.svg")
+    }
+    text = subprocess.run(command, capture_output=True, text=True)
+    assert text.returncode == 0, text.stderr
+    assert "8,192 ranks" in text.stdout
+    assert "cost" in text.stdout
