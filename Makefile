@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Coverage makes Python code about twice as slow. `make test COV=` leaves it out.
 COV ?= --cov=fmsdata
 
-.PHONY: setup demo test test-lowest check docs fuzz bench clean
+.PHONY: setup demo test test-lowest check docs fuzz bench bench-own clean
 
 setup: .venv/.ready .swift/.ready .trainers/.ready
 
@@ -65,10 +65,24 @@ FUZZ_SECONDS ?= 600
 fuzz: .venv/.ready
 	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
 
-bench: setup
+# fmsdata beside other loaders, in about 10 minutes: tables and plots in docs/benchmarks.md.
+# `make bench BENCH=--quick` takes less, on a small corpus.
+bench: .venv/.ready .bench/peers/.ready .bench/mosaic/.ready
+	$(BIN)/python benchmarks/peers/run.py $(BENCH)
+
+# The other loaders, on top of the packages of .venv. MosaicML Streaming needs an older numpy.
+.bench/peers/.ready: benchmarks/peers/requirements.txt
+.bench/mosaic/.ready: benchmarks/peers/requirements-mosaic.txt
+.bench/%/.ready: .venv/.ready
+	$(PYTHON) -m venv .bench/$*
+	echo "import site; site.addsitedir('$$($(BIN)/python $(PURELIB))')" > $$(.bench/$*/bin/python $(PURELIB))/beside.pth
+	.bench/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(filter %.txt,$^)
+	touch $@
+
+bench-own: setup
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/loader.py
 	$(BIN)/python benchmarks/cloud.py
 
 clean:
-	rm -rf .venv .swift .trainers .lowest build site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf .venv .swift .trainers .lowest .bench build site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

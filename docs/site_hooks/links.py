@@ -16,7 +16,7 @@ PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
-    "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/README.md": "benchmarks-own.md",
 }
 ORIGINS = {page: origin for origin, page in PAGES.items()}
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)(#[^)]*)?\)")
