@@ -122,14 +122,12 @@ def run_all(loader: str, work: Path, tokens: int, faults: Path | None) -> dict[s
         for name in ("same", "ranks", "workers", "mix"):
             results[name] = {"outcome": "no state", "errors": []}
     else:
-        changes: dict[str, Any]
-        for name, before, changes in (
-            ("same", one, {"workers": 1, "resume": "one.state"}),
-            ("ranks", two, {"world": 3, "resume": "two.state"}),
-            ("workers", one, {"workers": 2, "resume": "one.state"}),
+        of_one, of_two = str(work / "one.state"), str(work / "two.state")
+        for name, before, after in (
+            ("same", one, launch("same", workers=1, resume=of_one)),
+            ("ranks", two, launch("ranks", world=3, resume=of_two)),
+            ("workers", one, launch("workers", workers=2, resume=of_one)),
         ):
-            changes["resume"] = str(work / str(changes["resume"]))
-            after = launch(name, **changes)
             note(name, after, compare(after, before, middle, corpus))
         if loader.startswith("memmap"):
             results["mix"] = {"outcome": "no mix", "errors": []}

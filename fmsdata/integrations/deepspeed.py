@@ -70,6 +70,7 @@ def _check_batch_size(engine: Any, loader: StatefulDataLoader) -> None:
     size = engine.train_micro_batch_size_per_gpu()
     if size != loader.batch_size:
         raise ConfigError(
-            f"train_micro_batch_size_per_gpu is {size}, and the batch size of the loader is {loader.batch_size}. Write\n"
+            f"train_micro_batch_size_per_gpu is {size}, and the batch size of the loader is {loader.batch_size}. "
+            "Write\n"
             f'    config["train_micro_batch_size_per_gpu"] = {loader.batch_size}     # and no train_batch_size'
         )

@@ -42,8 +42,8 @@ OTHERS = {
 def results(folder: Path, stream: list[int]) -> dict[str, Result]:
     jobs = []
     for way, (ranks, _) in {**SAVED, **OTHERS}.items():
-        for phase in ("train", "resume") if way in SAVED else ("train",):
-            jobs.append(Job(f"{way}, {phase}", PROGRAM, ranks, arguments=[way, phase], folder=way))
+        phases = ("train", "resume") if way in SAVED else ("train",)
+        jobs += [Job(f"{way}, {phase}", PROGRAM, ranks, arguments=[way, phase], folder=way) for phase in phases]
     return run_jobs(folder, jobs, IMPORTS)
 
 

@@ -7,6 +7,7 @@ The arguments are the name of a way and what is done: `train` or `resume`.
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -83,7 +84,7 @@ def lightning_launches() -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         del os.environ[name]
     lightning(2, strategy="ddp_fork", records=True)
-    report([[int(row) for row in open(f"launched-{rank}.txt")] for rank in range(2)])
+    report([[int(row) for row in Path(f"launched-{rank}.txt").read_text().split()] for rank in range(2)])
 
 
 def deepspeed() -> None:
