@@ -5,12 +5,11 @@ row, and set back to what the trainer left. Most rows draw nothing, and seeding 
 reading a small row. So a generator is not seeded until rows are seen to draw from it: then these
 are read again, seeded, as all rows after them.
 
-If neither rows nor the trainer draw during the first batches, the generators are looked at only
-once for each batch, after it.
+The generators are looked at before and after each batch, to know whether the trainer or the rows
+draw. After some batches without a draw of either, they are looked at after it only.
 """
 
 import ctypes
-import math
 import random
 import sys
 from collections.abc import Callable
@@ -22,7 +21,7 @@ import torch
 T = TypeVar("T")
 _TORCH = torch.default_generator
 _NUMPY: Any = np.random  # not all of it is declared
-LOOKS = 8
+LOOKS = 64  # after a draw, calls before which the generators are looked at, too
 NUMPY = 1  # its place among the generators
 MERSENNE_BYTES = 4 * 625  # the state of NumPy's generator: 624 words, and the position in them
 
@@ -44,10 +43,10 @@ class KeyedRandom:
         )
         self._drawn: list[int] = []  # those that functions have drawn from
         self._watched = list(range(len(self._all)))  # the others
-        self._after = [generator.state() for generator in self._all]  # the last call
-        self._looks: float = LOOKS  # calls before which the generators are looked at, too
+        self._looks = LOOKS
+        self._states = [generator.state() for generator in self._all]  # when they were last looked at
         self._glance = _Glance()
-        self._seen: Any = None  # at a glance after the last call
+        self._seen: Any = None  # at a glance, when they were in these states
 
     @property
     def draws(self) -> bool:
@@ -56,44 +55,45 @@ class KeyedRandom:
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """What a function returns. Its first argument is a function to seed with: it calls it before it may draw."""
+        before = self._states
         if self._looks or self._drawn:
-            before = [generator.state() for generator in self._all]
-            trainer_draws = any(now is not then for now, then in zip(before, self._after, strict=True))
-            self._looks = math.inf if trainer_draws else max(0, self._looks - 1)
-            return self._watch(before, function, *arguments)
+            trainer_draws = self._look() is not before
+            self._looks = LOOKS if trainer_draws else max(0, self._looks - 1)
+            return self._watch(function, *arguments)
         try:
             result = function(_no_seed, *arguments)
         except BaseException:
-            if self._have_moved():
-                self._restore(self._after)
+            self._restore(before)
             raise
-        if not self._have_moved():
+        found = self._look()
+        if found is before:
             return result
-        found = [generator.state() for generator in self._all]
-        self._restore(self._after)
-        result = self._watch(self._after, function, *arguments)
+        self._restore(before)
+        result = self._watch(function, *arguments)
         if not self._drawn:  # it was the trainer
             self._restore(found)
-            self._after, self._looks = found, math.inf
+            self._looks = LOOKS
         return result
 
-    def _have_moved(self) -> bool:
-        """Whether anything was drawn since the last call."""
-        seen = self._glance.look(self._after[NUMPY])
-        if seen is not None and seen == self._seen:
-            return False
-        moved = any(generator.has_moved() for generator in self._all)
-        self._seen = None if moved else seen
-        return moved
+    def _look(self) -> list[Any]:
+        """The states of all generators: the same list as long as nothing was drawn."""
+        seen = self._glance.look(self._states[NUMPY])
+        if seen is None or seen != self._seen:
+            states = [generator.state() for generator in self._all]
+            if any(now is not then for now, then in zip(states, self._states, strict=True)):
+                self._states = states
+            self._seen = self._glance.look(self._states[NUMPY])
+        return self._states
 
-    def _watch(self, before: list[Any], function: Callable[..., T], *arguments: Any) -> T:
-        """The same, if these are the states of the generators."""
-        self._after = before
+    def _watch(self, function: Callable[..., T], *arguments: Any) -> T:
+        """What the function returns, with the generators that it draws from seeded, and restored after it."""
+        before = self._states
         try:
             result = function(self._seeder, *arguments)
-            while new := [at for at in self._watched if self._all[at].state() is not before[at]]:
+            while new := self._newly_drawn(before):
                 for at in (*new, *self._drawn):
                     self._all[at].restore(before[at])
+                self._states, self._seen = before, None
                 self._drawn = [*self._drawn, *new]
                 self._watched = [at for at in self._watched if at not in new]
                 result = function(self._seeder, *arguments)
@@ -104,9 +104,16 @@ class KeyedRandom:
             self._all[at].restore(before[at])
         return result
 
+    def _newly_drawn(self, before: list[Any]) -> list[int]:
+        """The generators that were drawn from for the first time."""
+        if not self._drawn and self._look() is before:
+            return []
+        return [at for at in self._watched if self._all[at].state() is not before[at]]
+
     def _restore(self, states: list[Any]) -> None:
         for generator, state in zip(self._all, states, strict=True):
             generator.restore(state)
+        self._states, self._seen = states, None
 
     @property
     def _seeder(self) -> Callable[[int], Any]:
@@ -152,12 +159,6 @@ class _Generator:
             self._seen = self._look(self._state)
         return self._state
 
-    def has_moved(self) -> bool:
-        """Whether it differs from the last copy."""
-        before = self._state
-        seen = self._look(before)
-        return (seen is None or seen != self._seen) and self.state() is not before
-
     def restore(self, state: Any) -> None:
         self._put(state)
         self._state, self._seen = state, self._look(state)
@@ -168,7 +169,7 @@ class _Glance:
 
     def __init__(self) -> None:
         self._numpy: Any = None  # the generator whose memory this is
-        self._words = (ctypes.c_char * MERSENNE_BYTES)()
+        self._word, self._position = ctypes.c_uint64(), ctypes.c_int32()
 
     def look(self, numpy_state: Any) -> tuple[Any, ...] | None:
         """What differs when a state does, if this is the last known state of NumPy's generator."""
@@ -176,13 +177,16 @@ class _Glance:
         if numpy is not self._numpy:
             if type(numpy) is not np.random.MT19937:
                 return None
-            self._words = type(self._words).from_address(numpy.ctypes.state_address)
+            address = numpy.ctypes.state_address
+            self._word = ctypes.c_uint64.from_address(address)
+            self._position = ctypes.c_int32.from_address(address + MERSENNE_BYTES - 4)
             self._numpy = numpy
         if numpy_state["has_gauss"] or not _IN_MEMORY:
             return None
         state = _TORCH.get_state()
         words = _TORCH_STATE.from_address(state.data_ptr()).raw
-        return _PYTHON_MEMORY.value, _PYTHON.gauss_next, self._words.raw, words, numpy  # type: ignore[attr-defined]
+        python = _PYTHON_MEMORY.value, _PYTHON.gauss_next  # type: ignore[attr-defined]
+        return *python, self._word.value, self._position.value, numpy, words
 
 
 _TORCH_STATE = ctypes.c_char * _TORCH.get_state().nbytes
