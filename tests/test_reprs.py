@@ -198,6 +198,16 @@ def errors(folder: Path) -> list[Callable[[], Any]]:
         lambda: fmsdata.build_loader({"path": str(folder), "pack": {"seq_len": wrong}}),
         lambda: fmsdata.task_from(wrong),
         lambda: fmsdata.ShardReader(folder / "web", strip=wrong),
+        lambda: fmsdata.ShardReader(folder / "web", files=loader),
+        lambda: fmsdata.Mixture({"web": wrong}, {"web": 1}),
+        lambda: fmsdata.Mixture({wrong: lines}, {"web": 1}),
+        lambda: fmsdata.Mixture({"web": fmsdata.ShardReader(folder / "web")}, {wrong: 1}),
+        lambda: fmsdata.Mixture({"web": fmsdata.ShardReader(folder / "web")}, {"web": 1}, phases=wrong),
+        lambda: fmsdata.Pack(fmsdata.ShardReader(folder / "web"), seq_len=4, **{"mode": [wrong]}),
+        lambda: fmsdata.Shuffle(lines, window=4, distance=wrong),
+        lambda: fmsdata.Rescalable(lines.below, lanes=4, rank=wrong),
+        lambda: fmsdata.EpochSampler(range(4), global_batch=2, world_size=wrong),
+        lambda: fmsdata.Collate(sources=loader),
         lambda: fmsdata.train_state.build(step=0, tokens_seen=0, loader=wrong),
     ]
 

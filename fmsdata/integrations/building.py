@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from fmsdata.config.build import build_loader
+from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError
 from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.run.ranks import Ranks
@@ -30,7 +31,7 @@ def build(source: Source, trainer: str, overrides: Mapping[str, Any] | None = No
     if callable(source):
         loader = source(**ranks)
         if not isinstance(loader, StatefulDataLoader):
-            raise ConfigError(f"{source!r} returned {loader!r}; it must return a StatefulDataLoader")
+            raise ConfigError(f"{shown(source)} returned {shown(loader)}; it must return a StatefulDataLoader")
     else:
         loader = build_loader(source, overrides, **ranks)
     expected = Ranks.given_by(**ranks)
