@@ -4,9 +4,10 @@
 process returns, as a pickle. Hooks are called on all processes, so the state can be gathered there.
 """
 
+import warnings
 from typing import Any
 
-from fmsdata.errors import ConfigError
+from fmsdata.errors import ConfigError, FmsdataWarning
 from fmsdata.integrations.state_file import NAME, read_state, write_state
 from fmsdata.loader.loader import StatefulDataLoader
 
@@ -27,6 +28,14 @@ def register(accelerator: accelerate.Accelerator, loader: StatefulDataLoader, na
     >>> register(accelerator, loader)                    # doctest: +SKIP
     >>> accelerator.save_state("checkpoint")             # doctest: +SKIP
     """
+
+    if accelerator.step:
+        warnings.warn(
+            f"register is called after load_state, or during training: if a state with {name} was loaded, the loader "
+            "did not get its position, and begins at the start of the stream. Call register before load_state",
+            FmsdataWarning,
+            stacklevel=2,
+        )
 
     def save(_models: Any, _weights: Any, folder: str) -> None:
         if not accelerator.sync_gradients:

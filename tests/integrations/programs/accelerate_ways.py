@@ -60,6 +60,8 @@ def main() -> None:
     found["two, on"] = [read(web, 2), read(wiki, 2)]
     accelerator.load_state("two")
     found["two, resumed"] = [read(web, 2), read(wiki, 2)]
+    warnings.simplefilter("error", fmsdata.errors.FmsdataWarning)
+    found["registered too late"] = error(lambda: register(accelerator, fmsdata.build_loader("run.yaml"), "late.json"))
     report(found)
 
 
