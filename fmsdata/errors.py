@@ -1,8 +1,25 @@
 """The errors that a user can meet. Each message names the value that was wrong and the way out."""
 
+import re
+
+_OBJECT = re.compile(r"<(?:[^<> ]+\.)?(\w+) object at 0x[0-9a-f]+>")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def without_addresses(text: str) -> str:
+    """A text that may hold the `repr` of objects, without where they are in memory.
+
+    >>> without_addresses("lanes is <__main__.Lanes object at 0x7f2b8c0>")
+    'lanes is an object of class Lanes'
+    """
+    return _ADDRESS.sub("", _OBJECT.sub(r"an object of class \1", text))
+
 
 class FmsdataError(Exception):
     """The base of every error that fmsdata raises on purpose."""
+
+    def __str__(self) -> str:
+        return without_addresses(super().__str__())
 
 
 class ConfigError(FmsdataError):

@@ -182,6 +182,7 @@ def errors(folder: Path) -> list[Callable[[], Any]]:
     loader: Any = maker(folder)(0, 1)
     data, lines = loader.data, loader.data.lines
     wrong: Any = object()
+    modes: Any = [wrong]
     return [
         lambda: fmsdata.Shuffle(loader),
         lambda: fmsdata.Pack(wrong, seq_len=4),
@@ -198,6 +199,16 @@ def errors(folder: Path) -> list[Callable[[], Any]]:
         lambda: fmsdata.build_loader({"path": str(folder), "pack": {"seq_len": wrong}}),
         lambda: fmsdata.task_from(wrong),
         lambda: fmsdata.ShardReader(folder / "web", strip=wrong),
+        lambda: fmsdata.ShardReader(folder / "web", files=loader),
+        lambda: fmsdata.Mixture({"web": wrong}, {"web": 1}),
+        lambda: fmsdata.Mixture({wrong: lines}, {"web": 1}),
+        lambda: fmsdata.Mixture({"web": fmsdata.ShardReader(folder / "web")}, {wrong: 1}),
+        lambda: fmsdata.Mixture({"web": fmsdata.ShardReader(folder / "web")}, {"web": 1}, phases=wrong),
+        lambda: fmsdata.Pack(fmsdata.ShardReader(folder / "web"), seq_len=4, mode=modes),
+        lambda: fmsdata.Shuffle(lines, window=4, distance=wrong),
+        lambda: fmsdata.Rescalable(lines.below, lanes=4, rank=wrong),
+        lambda: fmsdata.EpochSampler(range(4), global_batch=2, world_size=wrong),
+        lambda: fmsdata.Collate(sources=loader),
         lambda: fmsdata.train_state.build(step=0, tokens_seen=0, loader=wrong),
     ]
 

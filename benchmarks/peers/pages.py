@@ -127,15 +127,14 @@ def between(text: str, marker: str, new: str) -> str:
 
 
 def readme_row(results: dict[str, Any]) -> str:
-    cells = ["[M tokens/s, 2 cores](docs/benchmarks.md)"]
+    cells = ["M tokens/s, 2 cores"]
     for names in README_COLUMNS:
         speeds = [results["rows"][name].get("tokens_per_second") for name in names if name in results["rows"]]
         known = sorted(speed for speed in speeds if speed)
         cells.append(
             " to ".join(dict.fromkeys([number(known[0], 1e-6), number(known[-1], 1e-6)])) if known else "not measured"
         )
-    cells[1] = f"[{cells[1]}](docs/benchmarks.md)"
-    return "| " + " | ".join(cells) + " |"
+    return "| " + " | ".join(f"[{cell}](docs/benchmarks.md#speed-and-cost)" for cell in cells) + " |"
 
 
 def write(results: dict[str, Any]) -> None:

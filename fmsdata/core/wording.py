@@ -1,11 +1,10 @@
 """Words for messages: numbers of things, and lists in a sentence."""
 
-import re
 from collections.abc import Sequence
 
+from fmsdata.errors import without_addresses
+
 SHOWN = 200  # characters of a wrong value in a message
-OBJECT = re.compile(r"<(?:[^<> ]+\.)?(\w+) object at 0x[0-9a-f]+>")
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def counted(number: int, noun: str) -> str:
@@ -57,5 +56,5 @@ def shown(value: object) -> str:
     except Exception:  # a repr that fails must not hide what is wrong with the value
         text = f"an object of class {type(value).__name__}"
     first, *more = text.split("\n", 1)
-    first = ADDRESS.sub("", OBJECT.sub(r"an object of class \1", first))
+    first = without_addresses(first)
     return f"{first[:SHOWN].rstrip()} ..." if more or len(first) > SHOWN else first

@@ -64,7 +64,7 @@ def check_files(files: str | Collection[str] | None) -> Files:
     """Names and patterns relative to a folder, sorted: their order has no meaning."""
     if files is None:
         return None
-    each = (files,) if isinstance(files, str) else tuple(files)
+    each = (files,) if isinstance(files, str) else tuple(files) if isinstance(files, Collection) else ()
     if not each or not all(isinstance(name, str) and name for name in each):
         raise ConfigError(f"files is {shown(files)}; it must be a pattern such as '*.parquet', or a list of names")
     for name in each:

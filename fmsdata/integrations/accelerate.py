@@ -4,9 +4,12 @@
 process returns, as a pickle. Hooks are called on all processes, so the state can be gathered there.
 """
 
+import warnings
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from fmsdata.errors import ConfigError
+from fmsdata.core.wording import shown
+from fmsdata.errors import ConfigError, FmsdataWarning
 from fmsdata.integrations.state_file import NAME, read_state, write_state
 from fmsdata.loader.loader import StatefulDataLoader
 
@@ -15,6 +18,9 @@ try:
 except ImportError as error:
     needed = "fmsdata.integrations.accelerate needs Accelerate; install it with: pip install accelerate"
     raise ConfigError(needed) from error
+
+
+_registered: WeakKeyDictionary[accelerate.Accelerator, dict[str, StatefulDataLoader]] = WeakKeyDictionary()
 
 
 def register(accelerator: accelerate.Accelerator, loader: StatefulDataLoader, name: str = NAME) -> None:
@@ -27,6 +33,23 @@ def register(accelerator: accelerate.Accelerator, loader: StatefulDataLoader, na
     >>> register(accelerator, loader)                    # doctest: +SKIP
     >>> accelerator.save_state("checkpoint")             # doctest: +SKIP
     """
+    if not isinstance(loader, StatefulDataLoader):
+        raise ConfigError(f"register takes a loader, as fmsdata.build_loader returns it, not {shown(loader)}")
+    loaders = _registered.setdefault(accelerator, {})
+    if loaders.get(name) is loader:
+        return
+    if name in loaders:
+        raise ConfigError(
+            f"another loader is registered as {name}, and one file can't hold the positions of both. Give this one a "
+            'name of its own:\n    register(accelerator, loader, "second.json")'
+        )
+    if accelerator.step:
+        warnings.warn(
+            f"register is called after load_state, or during training: if a state with {name} was loaded, the loader "
+            "did not get its position, and begins at the start of the stream. Call register before load_state",
+            FmsdataWarning,
+            stacklevel=2,
+        )
 
     def save(_models: Any, _weights: Any, folder: str) -> None:
         if not accelerator.sync_gradients:
@@ -46,4 +69,5 @@ def register(accelerator: accelerate.Accelerator, loader: StatefulDataLoader, na
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
+    loaders[name] = loader
     loader.keeper = "accelerate"

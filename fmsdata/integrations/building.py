@@ -4,11 +4,13 @@ Some trainers start their ranks after the script has named its data, or decide t
 share data. They are given the description of a loader: a configuration, or a function that builds it.
 """
 
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from fmsdata.config.build import build_loader
+from fmsdata.core.wording import listed, shown
 from fmsdata.errors import ConfigError
 from fmsdata.loader.loader import StatefulDataLoader
 from fmsdata.run.ranks import Ranks
@@ -28,9 +30,17 @@ def build(source: Source, trainer: str, overrides: Mapping[str, Any] | None = No
             "        return fmsdata.StatefulDataLoader(data, batch_size=..., **ranks)"
         )
     if callable(source):
+        try:
+            inspect.signature(source).bind(**ranks)
+        except TypeError as error:
+            names = listed([f"{name}=" for name in ranks], " and ")
+            raise ConfigError(
+                f"{shown(source)} can't be called as {trainer} needs it ({error}); let it take {names} "
+                "and pass them on to the loader"
+            ) from None
         loader = source(**ranks)
         if not isinstance(loader, StatefulDataLoader):
-            raise ConfigError(f"{source!r} returned {loader!r}; it must return a StatefulDataLoader")
+            raise ConfigError(f"{shown(source)} returned {shown(loader)}; it must return a StatefulDataLoader")
     else:
         loader = build_loader(source, overrides, **ranks)
     expected = Ranks.given_by(**ranks)

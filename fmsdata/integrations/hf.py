@@ -88,6 +88,12 @@ class TrainerMixin:
         parent: Any = super()
         return parent.get_eval_dataloader(eval_dataset)
 
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        if isinstance(test_dataset, StatefulDataLoader):
+            return self.get_eval_dataloader(test_dataset)
+        parent: Any = super()
+        return parent.get_test_dataloader(test_dataset)
+
 
 class Trainer(TrainerMixin, transformers.Trainer):  # type: ignore[misc]
     """A `transformers.Trainer` whose `train_dataset` is a loader, and whose `eval_dataset` is one for evaluation.

@@ -22,6 +22,8 @@ def read_state(folder: str | os.PathLike[str], name: str = NAME) -> State:
     try:
         state: State = json.loads(path.read_bytes())
     except FileNotFoundError:
+        if not Path(folder).is_dir():
+            raise CheckpointError(f"there is no checkpoint {folder}; check the path") from None
         raise CheckpointError(
             f"{folder} has no {name}, the position in the stream: the run was killed while it saved this checkpoint, "
             "or it was saved without fmsdata.integrations. Resume from an earlier checkpoint, or start a new run with "

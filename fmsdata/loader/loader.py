@@ -28,6 +28,7 @@ from fmsdata.errors import ConfigError, FmsdataWarning, StageError, StateError
 from fmsdata.loader.batches import BatchFinisher, BatchSource, LocalBatchSource
 from fmsdata.loader.device import checked_device
 from fmsdata.loader.ends import Ends
+from fmsdata.loader.fields import Fields
 from fmsdata.loader.fork_server import ForkServer
 from fmsdata.loader.pass_end import PassEnd, checked_evaluation, mark_padding
 from fmsdata.loader.patience import StallLimits
@@ -328,7 +329,7 @@ class StatefulDataLoader:
             raise
         self._positions = self._positions.after(batch.samples, batch.passed)
         self._saving.advance(self._positions.step)
-        return batch.fields
+        return Fields(batch.fields)
 
     def _start_engine(self) -> ReadAhead | OnDemand:
         open_source, finish = self._batch_source(), self._finish.opened()

@@ -21,6 +21,7 @@ from fmsdata.epochs.rows import length
 from fmsdata.epochs.sampler import EpochSampler
 from fmsdata.errors import ConfigError, DataError, FmsdataError
 from fmsdata.loader.device import replaced
+from fmsdata.loader.fields import Fields
 from fmsdata.loader.fork_server import MOST_DESCRIPTORS, ForkServer
 from fmsdata.loader.line_reader import LineRecipe
 from fmsdata.loader.loader import StatefulDataLoader, can_pin, checked_method
@@ -89,6 +90,7 @@ class RowLoader(StatefulDataLoader):
             )
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigError(f"collate_fn is {shown(collate_fn)}; it must be a function that takes a list of rows")
+        self._collates = collate_fn is not None
         names = field_names(flag("row_ids", row_ids), sampler.drop_last)
         self._recipe: BatchRecipe
         if sampler.packing is not None:
@@ -211,6 +213,8 @@ class RowLoader(StatefulDataLoader):
             self._last = request
             if self._pin and not self.num_workers:
                 read = read._replace(batch=replaced(read.batch, lambda tensor: tensor.pin_memory()))
+            if not self._collates and type(read.batch) is dict:
+                read = read._replace(batch=Fields(read.batch))
         return read
 
     def _start(self) -> RowSource:

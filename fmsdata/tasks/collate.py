@@ -41,6 +41,8 @@ class Collate:
         if not callable(self.task):
             raise ConfigError(f"task is {shown(self.task)}; it must be a task such as CausalLM()")
         check_outputs(self.outputs)
+        if isinstance(self.sources, str) or not isinstance(self.sources, Collection):
+            raise ConfigError(f"sources is {shown(self.sources)}; it must be the names, as in data.source_sizes")
         object.__setattr__(self, "sources", tuple(self.sources))
         if not self.sources and (needing := [name for name in self.outputs if name in OF_SOURCES]):
             raise ConfigError(

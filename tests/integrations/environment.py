@@ -25,6 +25,16 @@ UNUSABLE = {
     "megatron.training": "No module named 'megatron.training'",  # Megatron-LM, which is not on PyPI
 }
 
+# Trainers that expect an accelerator, and what of it is replaced here: by the program of tests that says more.
+STAND_INS = {
+    "torchtitan": (
+        "torchtitan_on_cpu",
+        "the CPU answers for the accelerator, dense attention stands in for the compiled kernel",
+    ),
+    "megatron-core": ("megatron_on_cpu", "tensors are on the CPU in place of an accelerator, without dropout"),
+    "deepspeed": ("deepspeed_on_cpu", "gloo in place of its compiled kernel for shared memory"),
+}
+
 
 def versions(names: Sequence[str] = TRAINERS) -> dict[str, str | None]:
     """The version of each trainer in the environment; None if it is not installed."""
@@ -42,5 +52,6 @@ def summary() -> list[str]:
     return [
         f"tested with {', '.join(installed)}",
         *missing,
+        *(f"{name}: without an accelerator: {replaced}" for name, (_, replaced) in STAND_INS.items()),
         *(f"{module}: not tested, can't be imported here: {reason}" for module, reason in UNUSABLE.items()),
     ]

@@ -147,7 +147,7 @@ def _write_numbered(folder: Path, shift: bool, evaluation_samples: int) -> None:
         "path": str(folder / "corpus"),
         "pack": {"seq_len": LENGTH - shift},
         "shuffle": {"window": 4},
-        "task": {"name": "causal_lm", "shift": shift},
+        "task": "causal_lm" if shift else {"name": "causal_lm", "shift": False},
         "lanes": 12,
         "loader": {"batch_size": BATCH_SIZE},
     }

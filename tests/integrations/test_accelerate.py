@@ -71,3 +71,14 @@ def test_a_checkpoint_within_a_gradient_accumulation_is_refused(ways: Result) ->
 def test_a_checkpoint_without_a_position_is_refused(ways: Result) -> None:
     for found in ways.found:
         assert "foreign has no fmsdata.json, the position in the stream" in found["foreign"]
+
+
+def test_a_loader_that_is_registered_after_a_state_was_loaded_is_reported(ways: Result) -> None:
+    error = ways.found[0]["registered too late"]
+    assert "if a state with late.json was loaded, the loader did not get its position" in error
+
+
+def test_a_name_for_two_loaders_and_what_is_no_loader_are_refused(ways: Result) -> None:
+    for found in ways.found:
+        assert "another loader is registered as fmsdata.json" in found["one name for two"]
+        assert "register takes a loader, as fmsdata.build_loader returns it, not 'run.yaml'" in found["a path"]

@@ -130,6 +130,7 @@ def test_a_search_of_hyperparameters_is_refused(results: dict[str, Result]) -> N
 
 def test_a_checkpoint_without_a_position_is_refused(results: dict[str, Result]) -> None:
     assert "naive/checkpoint-2 has no fmsdata.json" in results["naive"].found[0]["foreign"]
+    assert "there is no checkpoint nowhere/checkpoint-2" in results["naive"].found[0]["nowhere"]
 
 
 @pytest.mark.parametrize(

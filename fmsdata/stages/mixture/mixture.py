@@ -34,12 +34,15 @@ class Mixture(Stage):
         phases: Sequence[Phase] = (),
         find: Callable[[str, State], Stage] | None = None,
     ) -> None:
-        check_weights(sources, weights)
+        if not isinstance(sources, Mapping):
+            raise ConfigError(f"sources is {shown(sources)}; sources must be a dict of stages by name")
         if not sources:
             raise ConfigError("a mixture needs at least one source")
         for name, stage in sources.items():
             if not isinstance(name, str) or not isinstance(stage, Stage):
                 raise ConfigError(f"source {name!r} is {shown(stage)}; sources must be a dict of stages by name")
+        check_weights(sources, weights)
+        for name, stage in sources.items():
             tokens_only(stage, f"source {name!r} of a Mixture")
         self.sources = {name: sources[name] for name in sorted(sources)}
         self.find = find

@@ -57,6 +57,8 @@ def _as_float(weight: Any) -> float:
 def checked_phases(sources: Mapping[str, object], phases: Sequence[Phase]) -> list[Phase]:
     """The phases with shares of 1 for all sources. Raise unless they follow one another."""
     checked: list[Phase] = []
+    if not isinstance(phases, Sequence):
+        raise ConfigError(f"phases is {shown(phases)}; it must be a list of Phase(until_tokens=, weights=)")
     for i, phase in enumerate(phases):
         if not isinstance(phase, Phase):
             raise ConfigError(f"phase {i} is {shown(phase)}; it must be a Phase(until_tokens=, weights=)")

@@ -90,7 +90,7 @@ class Pack(Stage):
         first_window: int | None = None,
     ) -> None:
         super().__init__(tokens_only(endless(below, "Pack"), "Pack"))
-        if mode not in MODES:
+        if not isinstance(mode, str) or mode not in MODES:
             raise ConfigError(f"pack mode is {shown(mode)}; it must be {' or '.join(map(repr, MODES))}")
         self.mode = mode
         self.bol = token("bol", bol)

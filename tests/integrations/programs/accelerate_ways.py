@@ -45,6 +45,9 @@ def main() -> None:
     web, wiki = fmsdata.build_loader("run.yaml"), fmsdata.build_loader("run.yaml", {"seed": 5})
     accelerator.save_state("foreign")
     register(accelerator, web)
+    found["one name for two"] = error(lambda: register(accelerator, wiki))
+    found["a path"] = error(lambda: register(accelerator, "run.yaml"))  # type: ignore[arg-type]
+    register(accelerator, wiki, "second.json")
     register(accelerator, wiki, "second.json")
     accelerator.wait_for_everyone()
     found["foreign"] = error(lambda: accelerator.load_state("foreign"))
@@ -60,6 +63,8 @@ def main() -> None:
     found["two, on"] = [read(web, 2), read(wiki, 2)]
     accelerator.load_state("two")
     found["two, resumed"] = [read(web, 2), read(wiki, 2)]
+    warnings.simplefilter("error", fmsdata.errors.FmsdataWarning)
+    found["registered too late"] = error(lambda: register(accelerator, fmsdata.build_loader("run.yaml"), "late.json"))
     report(found)
 
 

@@ -71,6 +71,7 @@ def naive() -> dict[str, str]:
     found["skips"] = error(lambda: Naive(loader(), "naive").train(checkpoint))
     found["restarts"] = error(lambda: Naive(loader(), "naive", ignore_data_skip=True).train(checkpoint))
     trainer = Trainer(model(), arguments("naive"), train_dataset=loader())
+    found["nowhere"] = error(lambda: trainer.train("nowhere/checkpoint-2"))
     found["foreign"] = error(lambda: trainer.train(checkpoint))
     for name in ("dataset", "sampler", "batch_sampler"):
         found[name] = error(lambda name=name: getattr(loader(), name))  # type: ignore[misc]
@@ -161,11 +162,11 @@ def rows(resumes: bool) -> list[int]:
 
 
 def evaluated() -> list[float]:
-    """The loss of an evaluation set, twice."""
+    """The loss of an evaluation set, three times."""
     transformers.set_seed(0)
     evaluation = fmsdata.build_loader("evaluation.yaml")
     trainer = Trainer(model(), arguments("evaluated"), train_dataset=loader(), eval_dataset={"set": evaluation})
-    return [trainer.evaluate()["eval_set_loss"] for _ in range(2)]
+    return [*(trainer.evaluate()["eval_set_loss"] for _ in range(2)), trainer.predict(evaluation).metrics["test_loss"]]
 
 
 def counting() -> list[int]:
