@@ -106,7 +106,7 @@ COLUMNS = {
     "plan": ("plan, ms", 1e3),
     "open": ("open lanes, ms", 1e3),
     "first": ("first batch, ms", 1e3),
-    "resume": ("open and next batch after a resume, ms", 1e3),
+    "resume": ("resume, ms", 1e3),
     "state": ("state, KB", 1e-3),
     "memory": ("peak memory, MB", 1e-6),
 }
