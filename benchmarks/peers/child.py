@@ -127,6 +127,7 @@ def run(module: Any, job: Job) -> Job:
             if len(rows) == job.get("steps"):
                 break
     except Exception as error:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise again, anywhere
         found |= failure(error)
     found["seconds_after_kill"] = time.monotonic() - killed if killed else None
     np.savez(job["rows"], *rows)
@@ -173,8 +174,12 @@ def main() -> None:
 
 def failure(error: Exception) -> Job:
     """An error in its own words. Its last line says most: those of workers begin with a traceback."""
-    words = str(error).strip().splitlines()[-1:] or ["without a message"]
-    return {"error": f"{type(error).__name__}: {words[0]}", "traceback": traceback.format_exc()[-4000:], "steps": 0}
+    name, words = type(error).__name__, str(error).strip().splitlines()[-1:] or ["without a message"]
+    return {
+        "error": f"{name}: {words[0].removeprefix(f'{name}: ')}",
+        "traceback": traceback.format_exc()[-4000:],
+        "steps": 0,
+    }
 
 
 if __name__ == "__main__":

@@ -43,8 +43,10 @@ SETUPS: dict[str, tuple[str, dict[str, int]]] = {
 }
 for peer in LOADERS:
     if peer not in ("memcpy", "fmsdata", "memmap + DataLoader"):
-        SETUPS |= {peer: (peer, {}), f"{peer}, 2 workers": (peer, {"workers": 2})}
-SETUPS["torchdata nodes, 2 threads"] = ("torchdata nodes", {"threads": 2})
+        SETUPS[peer] = (peer, {})
+        if peer == "torchdata nodes":
+            SETUPS[f"{peer}, 2 threads"] = (peer, {"threads": 2})
+        SETUPS[f"{peer}, 2 workers"] = (peer, {"workers": 2})
 
 
 def measure_all(args: argparse.Namespace, work: Path, chosen: list[str]) -> dict[str, Any]:

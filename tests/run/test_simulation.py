@@ -130,8 +130,16 @@ def test_a_source_that_ends_is_read_as_often_as_it_may_and_then_is_no_part_of_th
     report = simulated(config, 8 * total)
     assert report["sources"]["wiki"]["epochs_read"] == 2
     assert report["mix"]["planned"]["wiki"][-1] == 0
-    assert report["mix"]["realised"]["wiki"][-1] < 0.01  # what was left of its last block
+    assert report["mix"]["realised"]["wiki"][-1] == 0
     assert report["mix"]["largest_difference"] < 0.1
+
+
+def test_the_mix_of_each_phase_is_realised(tmp_path: Path) -> None:
+    total = write_corpus(tmp_path)
+    phases = [{"until_tokens": 20 * total, "weights": {"web": 0.9, "wiki": 0.1}}, {"weights": {"web": 1, "wiki": 4}}]
+    mix = simulated(config_of(str(tmp_path), phases=phases), 40 * total)["mix"]
+    assert mix["planned"]["wiki"] == pytest.approx([0.1, 0.1, 0.8, 0.8])
+    assert mix["realised"]["wiki"] == pytest.approx([0.1, 0.1, 0.8, 0.8], abs=0.03)
 
 
 def test_command_reports_and_plots(tmp_path: Path) -> None:

@@ -49,8 +49,14 @@ def realised_shares(mixture: Mixture, lane: Lane, at: dict[str, tuple[int, int]]
     `at` are the tokens that the lane has taken of each source, and the place of its next block.
     """
     start = mixture.open(lane).state(0)
-    sources = {
-        name: SourceState(taken=at[name][0], below=_moved(start["sources"][name]["below"], at[name][1]))
+    total = sum(taken for taken, _ in at.values())
+    weights = mixture.phase_at(total, lane.count).weights
+    sources = {  # each source is as far as its weight says, whatever the phases before have given it
+        name: SourceState(
+            taken=at[name][0],
+            shift=round(weights[name] * total) - at[name][0],
+            below=_moved(start["sources"][name]["below"], at[name][1]),
+        )
         for name in mixture.sources
     }
     iterator = mixture.open(lane, pack_sources(sources))

@@ -32,6 +32,7 @@ from fmsdata.stages.shard_reader import ShardReader
 Value = TypeVar("Value")
 ROWS = 1024  # documents whose list offsets are fetched together, where they are kept: a record batch
 AHEAD = 1.5  # windows that are fetched ahead of what is read, on average
+BEHIND_ALL = 1 << 40  # a place behind the last block of a source that has ended
 MIX_TOKENS = 1 << 20  # of a lane, for each sample of the realised mix
 
 
@@ -245,6 +246,8 @@ def _sample_mix(
         else read[name] * 0
         for name, found in stretches.items()
     }
+    for name, place in places.items():
+        place[read[name] * data.lanes >= mixture.sources[name].total_tokens() - 1] = BEHIND_ALL
     for point, found in enumerate(shares):
         where = {name: (int(read[name][point]), int(places[name][point])) for name in stretches}
         found.append(realised_shares(mixture, known, where, tokens))
