@@ -119,10 +119,17 @@ def machine_words(what: dict[str, Any]) -> str:
     )
 
 
+BUSY = (
+    "\n\n**The machine was busy**, so speeds, waits and starts say little: they are by the clock. Compare the CPU "
+    "seconds, and run it again on an idle machine."
+)
+
+
 def machine_line(results: dict[str, Any]) -> str:
+    busy = results["machine"]["load_before"] > results["machine"]["cores"] / 2
     return (
         f"{machine_words(results['machine'])} {results['tokens'] / 1e6:,.0f} million tokens, "
-        f"{results['seconds']:g} s a setup, rounds: {results['rounds']}."
+        f"{results['seconds']:g} s a setup, rounds: {results['rounds']}.{BUSY if busy else ''}"
     )
 
 
