@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Coverage makes Python code about twice as slow. `make test COV=` leaves it out.
 COV ?= --cov=fmsdata
 
-.PHONY: setup demo test test-lowest check docs fuzz bench bench-own clean
+.PHONY: setup demo test test-lowest check docs fuzz bench bench-own growth clean
 
 setup: .venv/.ready .swift/.ready .trainers/.ready
 
@@ -67,8 +67,14 @@ fuzz: .venv/.ready
 
 # fmsdata beside other loaders, in about 10 minutes: tables and plots in docs/benchmarks.md.
 # `make bench BENCH=--quick` takes less, on a small corpus.
-bench: .venv/.ready .bench/peers/.ready .bench/mosaic/.ready
+# A loader that can't be installed is a row with its error.
+bench: .venv/.ready
+	-$(MAKE) --no-print-directory --keep-going .bench/peers/.ready .bench/mosaic/.ready
 	$(BIN)/python benchmarks/peers/run.py $(BENCH)
+
+# How cost grows with sources, lanes, shards, windows and lengths, in about 15 minutes: docs/growth.md.
+growth: .venv/.ready
+	$(BIN)/python benchmarks/growth.py
 
 # The other loaders, on top of the packages of .venv. MosaicML Streaming needs an older numpy.
 .bench/peers/.ready: benchmarks/peers/requirements.txt

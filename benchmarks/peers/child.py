@@ -5,6 +5,7 @@
 The job names the loader's module, what to do, the setup, and the file for the result.
 """
 
+import ctypes
 import importlib
 import importlib.metadata
 import json
@@ -26,6 +27,8 @@ from peers.corpus import make
 from peers.protocol import Setup
 
 Job = dict[str, Any]
+WARM_UP = 600  # batches at most
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 def processor_seconds() -> float:
@@ -60,9 +63,12 @@ def measure(module: Any, job: Job) -> Job:
     spent: list[float] = []
     state = None
     tokens, clock, cpu = 0, 0.0, 0.0
-    warm = time.perf_counter() + job["seconds"] / 4
-    late = warm + 3 * job["seconds"]  # short passes: most of the time is their start
+    batch = warm_up(batches, job["seconds"])
+    late = time.perf_counter() + 4 * job["seconds"]  # short passes: most of the time is their start
     while clock < job["seconds"] and time.perf_counter() < late:
+        if batch is None:
+            batches = iter(loader)
+            next(batches)
         used = processor_seconds()
         while clock < job["seconds"]:
             start = time.perf_counter()
@@ -70,16 +76,10 @@ def measure(module: Any, job: Job) -> Job:
             wait = time.perf_counter() - start
             if batch is None:  # the start of the next pass is start-up, and not counted
                 break
-            if start < warm:
-                used = processor_seconds() if len(waits) == 0 else used
-                continue
             waits.append(wait)
             clock += wait
             tokens += batch["input_ids"].numel()
         cpu += processor_seconds() - used
-        if batch is None:
-            batches = iter(loader)
-            next(batches)
     while len(spent) < 20:
         if next(batches, None) is None:
             batches = iter(loader)
@@ -97,6 +97,17 @@ def measure(module: Any, job: Job) -> Job:
     return found | {"state_bytes": None if state is None else size, "state_seconds": median(spent)}
 
 
+def warm_up(batches: Any, seconds: float) -> Any:
+    """Take the first batches, until windows, buffers and processes are in use. Returns the last, or none at an end."""
+    used, began = processor_seconds(), time.perf_counter()
+    batch = None
+    for _ in range(WARM_UP):
+        batch = next(batches, None)
+        if batch is None or processor_seconds() - used > seconds or time.perf_counter() - began > 4 * seconds:
+            break
+    return batch
+
+
 def run(module: Any, job: Job) -> Job:
     """Batches up to the end or a number of steps. Keeps all rows, and a state on the way."""
     rows: list[Any] = []
@@ -112,11 +123,12 @@ def run(module: Any, job: Job) -> Job:
             if len(rows) == job.get("kill_at"):
                 killed = time.monotonic()
                 kill_worker()
+                Path(f"{job['result']}.killed").write_text(str(time.time()))
             if len(rows) == job.get("steps"):
                 break
     except Exception as error:
-        found["error"] = f"{type(error).__name__}: {error}"
-        found["traceback"] = traceback.format_exc()[-4000:]
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise again, anywhere
+        found |= failure(error)
     found["seconds_after_kill"] = time.monotonic() - killed if killed else None
     np.savez(job["rows"], *rows)
     found["steps"] = len(rows)
@@ -148,12 +160,26 @@ def load_states(job: Job) -> list[Any] | None:
 
 
 def main() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # this process ends with the benchmark
     job = json.loads(Path(sys.argv[1]).read_text())
     if job["setup"].get("world", 1) > 1:
         torch.distributed.init_process_group("gloo")  # as a trainer does
-    module = importlib.import_module(f"peers.{job['module']}")
-    found = {"prepare": prepare, "measure": measure, "run": run}[job["what"]](module, job)
+    try:
+        module = importlib.import_module(f"peers.{job['module']}")
+        found = {"prepare": prepare, "measure": measure, "run": run}[job["what"]](module, job)
+    except Exception as error:
+        found = failure(error)
     Path(job["result"]).write_text(json.dumps(found))
+
+
+def failure(error: Exception) -> Job:
+    """An error in its own words. Its last line says most: those of workers begin with a traceback."""
+    name, words = type(error).__name__, str(error).strip().splitlines()[-1:] or ["without a message"]
+    return {
+        "error": f"{name}: {words[0].removeprefix(f'{name}: ')}",
+        "traceback": traceback.format_exc()[-4000:],
+        "steps": 0,
+    }
 
 
 if __name__ == "__main__":

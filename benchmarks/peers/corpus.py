@@ -73,7 +73,7 @@ def shards(corpus: Corpus, folder: Path, ending: str) -> Iterator[tuple[Path, ra
 
 
 def pack(size: int) -> Any:
-    """The simplest packing, for loaders without one: concatenate documents, and cut."""
+    """The simplest packing, for loaders without one: concatenate documents, cut, and fill up the last row."""
 
     def packed(documents: Any) -> Iterator[Ints]:
         rest = np.empty(0, np.int64)
@@ -82,5 +82,7 @@ def pack(size: int) -> Any:
             while len(rest) >= size:
                 yield rest[:size]
                 rest = rest[size:]
+        if len(rest):
+            yield np.pad(rest, (0, size - len(rest)))
 
     return packed

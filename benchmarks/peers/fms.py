@@ -46,6 +46,8 @@ def open_loader(setup: Setup, states: list[Any] | None) -> Batches:
     }
     if setup.lanes:
         config["lanes"] = setup.lanes
+    if setup.prefetch is not None:
+        config["loader"]["prefetch"] = setup.prefetch
     if weights is None:
         config["epochs"] = 1
     loader = fmsdata.build_loader(config, rank=setup.rank, world_size=setup.world)

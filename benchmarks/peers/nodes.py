@@ -61,8 +61,15 @@ class Pack(BaseNode[Any]):  # type: ignore[misc]
     def next(self) -> Any:
         parts, size = [self._rest], len(self._rest)
         while size < self._size:
-            parts += [next(self._source), np.array([EOS])]
-            size += len(parts[-2]) + 1
+            try:
+                document = next(self._source)
+            except StopIteration:
+                if not size:
+                    raise
+                parts += [np.zeros(self._size - size, np.int64)]  # the last row is filled up
+                break
+            parts += [document, np.array([EOS])]
+            size += len(document) + 1
         stream = np.concatenate(parts)
         self._rest = stream[self._size :]
         return stream[: self._size]
@@ -83,7 +90,8 @@ class Batches:
             sampler: Any = DistributedSampler(documents, setup.world, setup.rank, shuffle=True)  # type: ignore[arg-type]
             node: Any = SamplerWrapper(sampler)
             method = {"method": "process", "multiprocessing_context": "forkserver"} if setup.workers else {}
-            sources[name] = ParallelMapper(node, documents.__getitem__, num_workers=setup.workers, **method)
+            parallel = setup.workers or setup.threads
+            sources[name] = ParallelMapper(node, documents.__getitem__, num_workers=parallel, **method)
         weights = {name: float(setup.weights[name]) if setup.weights else 1.0 for name in setup.sources}
         criteria = StopCriteria.CYCLE_FOREVER if setup.weights else StopCriteria.ALL_DATASETS_EXHAUSTED
         mixed = MultiNodeWeightedSampler(sources, weights, criteria, rank=setup.rank, world_size=setup.world)

@@ -2,7 +2,10 @@
 
 import html
 import math
+import os
+import platform
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,11 @@ ROOT = Path(__file__).parents[2]
 PAGE, PLOTS = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "plots"
 # loader: its column in the comparison of the README, which starts with the name of the row
 README_COLUMNS = [
-    ["fmsdata, 192 lanes (the default)", "fmsdata, 4 lanes"],
+    ["fmsdata, 192 lanes, a thread (the default)", "fmsdata, 4 lanes, a thread"],
     ["MosaicML Streaming", "MosaicML Streaming, 2 workers"],
     ["HF datasets", "HF datasets, 2 workers"],
     ["Grain", "Grain, 2 workers"],
-    ["torchdata nodes", "torchdata nodes, 2 workers"],
+    ["torchdata nodes", "torchdata nodes, 2 threads", "torchdata nodes, 2 workers"],
     ["memmap + DataLoader", "memmap + DataLoader, 1 worker", "memmap + DataLoader, 2 workers"],
 ]
 README_ROW = re.compile(r"^\| \[M tokens/s, 2 cores\].*$", re.MULTILINE)
@@ -33,6 +36,11 @@ def number(value: float | None, factor: float = 1) -> str:
         return ""
     scaled = value * factor
     return f"{scaled:,.0f}" if scaled >= 100 else f"{scaled:.3g}"
+
+
+def in_a_cell(error: str) -> str:
+    """An error, short, without what would end a cell of a table."""
+    return error.replace("|", "/").replace("\n", " ")[:80]
 
 
 def size(count: int | None) -> str:
@@ -56,7 +64,7 @@ def speed_table(results: dict[str, Any]) -> str:
     copies = results.get("rows", {}).get("memcpy", {}).get("tokens_per_second")
     for name, row in results.get("rows", {}).items():
         if "error" in row:
-            rows.append([name, f"failed: {row['error'][:80]}", *[""] * (len(head) - 2)])
+            rows.append([name, f"failed: {in_a_cell(row['error'])}", *[""] * (len(head) - 2)])
             continue
         stateless = row["state_bytes"] is None
         rows.append(
@@ -80,7 +88,7 @@ def work_table(results: dict[str, Any]) -> str:
     loaders = results.get("loaders", {})
     return table(
         ["loader", "version", "work while it is measured"],
-        [[name, str(about["version"]), str(about["does"])] for name, about in loaders.items()],
+        [[name, str(about["version"] or "not run"), str(about["does"] or "")] for name, about in loaders.items()],
     )
 
 
@@ -90,12 +98,38 @@ def scenario_table(results: dict[str, Any]) -> str:
     return table(["loader", *NAMES.values()], rows)
 
 
-def machine_line(results: dict[str, Any]) -> str:
-    what = results["machine"]
+def machine() -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    pages_of_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "memory_gib": round(pages_of_memory / 2**30),
+        "python": platform.python_version(),
+        "load_before": os.getloadavg()[0],
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def machine_words(what: dict[str, Any]) -> str:
     return (
         f"{what['processor']}, {what['cores']} cores, {what['memory_gib']} GiB, Python {what['python']}, "
-        f"{what['date']}. {results['tokens'] / 1e6:,.0f} million tokens, {results['seconds']:g} s a setup, "
-        f"rounds: {results['rounds']}. Load when it began: {what['load_before']:.1f}."
+        f"{what['date']}, load when it began: {what['load_before']:.1f}."
+    )
+
+
+BUSY = (
+    "\n\n**The machine was busy**, so speeds, waits and starts say little: they are by the clock. Compare the CPU "
+    "seconds, and run it again on an idle machine."
+)
+
+
+def machine_line(results: dict[str, Any]) -> str:
+    busy = results["machine"]["load_before"] > results["machine"]["cores"] / 2
+    return (
+        f"{machine_words(results['machine'])} {results['tokens'] / 1e6:,.0f} million tokens, "
+        f"{results['seconds']:g} s a setup, rounds: {results['rounds']}.{BUSY if busy else ''}"
     )
 
 

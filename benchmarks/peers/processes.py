@@ -32,13 +32,11 @@ def python_of(loader: str) -> str:
     return str(ROOT / ".bench" / environment / "bin" / "python") if environment else sys.executable
 
 
-def available(loader: str) -> bool:
-    return Path(python_of(loader)).exists()
-
-
 def start(loader: str, job: dict[str, Any], work: Path, extra: dict[str, str] | None = None) -> list[dict[str, Any]]:
     """Run one process per rank to the end, or to the job's limit of seconds. Returns what each found."""
     world = job["setup"].get("world", 1)
+    if not Path(python_of(loader)).exists():
+        return [{"error": f"no environment {python_of(loader)}; `make bench` makes it", "steps": 0}] * world
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -56,7 +54,9 @@ def start(loader: str, job: dict[str, Any], work: Path, extra: dict[str, str] | 
     for rank in range(world):
         path = work / f"job-{rank}.json"
         result = work / f"result-{rank}.json"
-        result.unlink(missing_ok=True)
+        killed = Path(f"{result}.killed")  # when a worker was killed
+        for old in (result, killed):
+            old.unlink(missing_ok=True)
         mine = job | {"module": LOADERS[loader][0], "result": str(result), "started": time.time()}
         mine["setup"] = job["setup"] | {"rank": rank}
         if "rows" in job:
@@ -79,7 +79,11 @@ def start(loader: str, job: dict[str, Any], work: Path, extra: dict[str, str] | 
             text = (work / f"log-{rank}.txt").read_text().strip().splitlines()
             hung = processes[rank].returncode == -signal.SIGKILL
             error = f"no end within {job.get('limit', 120)} s" if hung else (text or ["ended without a word"])[-1]
-            found.append({"error": error, "hung": hung, "steps": 0, "memory": memory, "log": text[-30:]})
+            killed = Path(f"{result}.killed")
+            silent = time.time() - float(killed.read_text()) if killed.exists() else None
+            found.append(
+                {"error": error, "hung": hung, "silent": silent, "steps": 0, "memory": memory, "log": text[-30:]}
+            )
     return found
 
 

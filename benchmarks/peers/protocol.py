@@ -26,7 +26,9 @@ class Setup:
     world: int = 1
     workers: int = 0
     weights: dict[str, float] | None = None  # none: one pass, in which each document comes once
+    threads: int = 0  # instead of workers, of torchdata nodes
     lanes: int | None = None  # of fmsdata; none: the default
+    prefetch: int | None = None  # the batches that the thread of fmsdata makes ahead; 0: no thread; none: the default
     buffer: int = 1000  # documents in a shuffle buffer
 
 

@@ -10,12 +10,10 @@ median. The tables go into docs/benchmarks.md and the README, the plots into doc
 
 import argparse
 import json
-import os
-import platform
+import re
 import shutil
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,25 +22,31 @@ sys.path[0] = str(Path(__file__).parents[1])  # modules of this folder are named
 
 from peers import pages, scenarios  # noqa: E402
 from peers.corpus import make  # noqa: E402
-from peers.processes import LOADERS, ROOT, available, start  # noqa: E402
+from peers.processes import LOADERS, ROOT, start  # noqa: E402
 
 SIZES = {"web": 0.6, "code": 0.3, "books": 0.1}
 BATCH, LENGTH = 8, 4096
-# name of a row: loader, workers, lanes of fmsdata (none: the default, 192)
-SETUPS: dict[str, tuple[str, int, int | None]] = {
-    "memcpy": ("memcpy", 0, None),
-    "fmsdata, 192 lanes (the default)": ("fmsdata", 0, None),
-    "fmsdata, 192 lanes, 1 worker": ("fmsdata", 1, None),
-    "fmsdata, 192 lanes, 2 workers": ("fmsdata", 2, None),
-    "fmsdata, 4 lanes": ("fmsdata", 0, 4),
-    "fmsdata, 4 lanes, 1 worker": ("fmsdata", 1, 4),
-    "memmap + DataLoader": ("memmap + DataLoader", 0, None),
-    "memmap + DataLoader, 1 worker": ("memmap + DataLoader", 1, None),
-    "memmap + DataLoader, 2 workers": ("memmap + DataLoader", 2, None),
+# name of a row: loader, and what differs from its defaults (fmsdata: 192 lanes, a thread)
+SETUPS: dict[str, tuple[str, dict[str, int]]] = {
+    "memcpy": ("memcpy", {}),
+    "fmsdata, 192 lanes, a thread (the default)": ("fmsdata", {}),
+    "fmsdata, 192 lanes, no thread": ("fmsdata", {"prefetch": 0}),
+    "fmsdata, 192 lanes, 1 worker": ("fmsdata", {"workers": 1}),
+    "fmsdata, 192 lanes, 2 workers": ("fmsdata", {"workers": 2}),
+    "fmsdata, 4 lanes, a thread": ("fmsdata", {"lanes": 4}),
+    "fmsdata, 4 lanes, no thread": ("fmsdata", {"lanes": 4, "prefetch": 0}),
+    "fmsdata, 4 lanes, 1 worker": ("fmsdata", {"lanes": 4, "workers": 1}),
+    "fmsdata, 4 lanes, 2 workers": ("fmsdata", {"lanes": 4, "workers": 2}),
+    "memmap + DataLoader": ("memmap + DataLoader", {}),
+    "memmap + DataLoader, 1 worker": ("memmap + DataLoader", {"workers": 1}),
+    "memmap + DataLoader, 2 workers": ("memmap + DataLoader", {"workers": 2}),
 }
 for peer in LOADERS:
     if peer not in ("memcpy", "fmsdata", "memmap + DataLoader"):
-        SETUPS |= {peer: (peer, 0, None), f"{peer}, 2 workers": (peer, 2, None)}
+        SETUPS[peer] = (peer, {})
+        if peer == "torchdata nodes":
+            SETUPS[f"{peer}, 2 threads"] = (peer, {"threads": 2})
+        SETUPS[f"{peer}, 2 workers"] = (peer, {"workers": 2})
 
 
 def measure_all(args: argparse.Namespace, work: Path, chosen: list[str]) -> dict[str, Any]:
@@ -51,8 +55,8 @@ def measure_all(args: argparse.Namespace, work: Path, chosen: list[str]) -> dict
     weights = make(args.tokens, 1000, SIZES).shares()
     prepared: dict[str, Any] = {}
     rows: dict[str, list[dict[str, Any]]] = {}
-    for name, (loader, workers, lanes) in [item for _ in range(args.rounds) for item in SETUPS.items()]:
-        if loader not in chosen:
+    for name, (loader, differs) in [item for _ in range(args.rounds) for item in SETUPS.items()]:
+        if loader not in chosen or not re.search(args.rows, name):
             continue
         mine = work / loader.replace(" ", "_")
         mine.mkdir(exist_ok=True)
@@ -63,7 +67,7 @@ def measure_all(args: argparse.Namespace, work: Path, chosen: list[str]) -> dict
         if prepared[loader].get("error"):
             rows.setdefault(name, []).append({"error": prepared[loader]["error"]})
             continue
-        setup |= {"workers": workers, "lanes": lanes, "weights": weights}
+        setup |= {"weights": weights, **differs}
         job = {"what": "measure", "setup": setup, "seconds": args.seconds, "states": str(mine / "state"), "limit": 120}
         found = start(loader, job, mine)[0]
         if not found.get("error") and found["state_bytes"] is not None:
@@ -91,20 +95,6 @@ def measure_all(args: argparse.Namespace, work: Path, chosen: list[str]) -> dict
     return {"rows": results, "loaders": about}
 
 
-def machine() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    pages_of_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
-        "processor": model,
-        "cores": os.cpu_count(),
-        "memory_gib": round(pages_of_memory / 2**30),
-        "python": platform.python_version(),
-        "load_before": os.getloadavg()[0],
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small corpus and short measurements")
@@ -112,6 +102,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", help="loaders, with commas between them")
+    parser.add_argument("--rows", default="", help="a pattern of the rows of the table of speeds to measure")
     parser.add_argument("--no-scenarios", action="store_true")
     parser.add_argument("--no-speed", action="store_true", help="keep the measurements of the JSON file")
     parser.add_argument("--no-pages", action="store_true", help="only the JSON file; no tables and plots")
@@ -125,11 +116,8 @@ def main() -> None:
     unknown = sorted(set(chosen) - set(LOADERS))
     if unknown:
         parser.error(f"unknown loaders {unknown}; expected some of {list(LOADERS)}")
-    absent = [loader for loader in chosen if not available(loader)]
-    if absent:
-        parser.error(f"no environment for {absent}; `make bench` makes them")
     results = json.loads(args.json.read_text()) if args.json.exists() else {}
-    results |= {"machine": machine(), "tokens": args.tokens, "seconds": args.seconds, "rounds": args.rounds}
+    results |= {"machine": pages.machine(), "tokens": args.tokens, "seconds": args.seconds, "rounds": args.rounds}
     work = Path(tempfile.mkdtemp(prefix="fmsdata-bench-", dir=args.work))
     try:
         if not args.no_speed:

@@ -16,7 +16,7 @@ import numpy as np
 from peers.corpus import Corpus, Ints, make
 from peers.processes import start
 
-LENGTH, GLOBAL_BATCH, LIMIT = 128, 24, 60
+LENGTH, GLOBAL_BATCH, LIMIT = 128, 24, 120
 SIZES = {"web": 1.0, "code": 1.0, "books": 1.0}
 NAMES = {
     "whole": "a pass without a stop",
@@ -62,7 +62,7 @@ def outcome(counts: Ints, expected: Ints) -> str:
 
 def refused(run: Run) -> str | None:
     if run.hung:
-        return "hangs"
+        return f"no end within {LIMIT} s"
     if run.errors:
         return "refused" if not any(each["steps"] for each in run.found) else "stops with an error"
     return None
@@ -75,15 +75,14 @@ def compare(after: Run, whole: Run, stop: int, corpus: Corpus) -> str:
         return bad
     expected = whole.counts(corpus)
     changed = outcome(whole.counts(corpus, 0, stop) + after.counts(corpus), expected)
-    if changed:
-        return changed
     rest = whole.steps[stop:]
     pairs = zip(rest, after.steps, strict=False)
     equal = [np.array_equal(left, right) for left, right in pairs]
     if all(equal) and len(rest) == len(after.steps):
         return "same bits"
     first = equal.index(False) if False in equal else len(equal)
-    return f"same bits for {first} of {len(rest)} steps, then the same tokens in another order"
+    beginning = f"same bits for {first} of {len(rest)} steps, then " if first else ""
+    return beginning + (changed or "the same tokens in another order")
 
 
 def run_all(loader: str, work: Path, tokens: int, faults: Path | None) -> dict[str, Found]:
@@ -111,14 +110,16 @@ def run_all(loader: str, work: Path, tokens: int, faults: Path | None) -> dict[s
 
     middle = corpus.tokens // (LENGTH + 1) // GLOBAL_BATCH * 2 // 5
     ones = np.ones(corpus.tokens, np.int64)
-    stateless = False
 
     two = launch("two", world=2, save_at=middle)
     note("whole", two, refused(two) or outcome(two.counts(corpus), ones) or "each token once")
     one = launch("one", workers=1, save_at=middle)
     state = work / "one.state.0"
-    stateless = not state.exists() or state.read_bytes() == STATELESS
-    if stateless:
+    stateless = not one.errors and state.read_bytes() == STATELESS
+    if one.errors:
+        for name in ("same", "ranks", "workers", "mix"):
+            results[name] = {"outcome": "not run", "errors": one.errors}
+    elif stateless:
         for name in ("same", "ranks", "workers", "mix"):
             results[name] = {"outcome": "no state", "errors": []}
     else:
@@ -134,10 +135,10 @@ def run_all(loader: str, work: Path, tokens: int, faults: Path | None) -> dict[s
         else:
             results["mix"] = changed_mix(launch, corpus, work)
 
-    killed = launch("kill", workers=1, kill_at=middle, limit=30)
-    seconds = killed.found[0].get("seconds_after_kill")
+    killed = launch("kill", workers=1, kill_at=middle)
+    seconds, silent = killed.found[0].get("seconds_after_kill"), killed.found[0].get("silent")
     if killed.hung:
-        text = "hangs (30 s)"
+        text = refused(killed) or "" if silent is None else f"hangs, {silent:.0f} s at least"
     elif killed.errors and seconds is not None:
         text = f"error after {seconds:.1f} s"
     elif killed.errors:

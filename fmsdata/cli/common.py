@@ -185,3 +185,25 @@ def short(number: float) -> str:
         if number >= 0.9995 * size:
             return f"{number / size:.3g}{letter}"
     return f"{number:.0f}"
+
+
+def short_bytes(number: float) -> str:
+    """A number of bytes in few characters.
+
+    >>> short_bytes(3_957_854), short_bytes(812), short_bytes(23.5e9)
+    ('3.96 MB', '812 B', '23.5 GB')
+    """
+    text = short(number).replace("B", "G")
+    return f"{text} B" if text[-1].isdigit() else f"{text[:-1]} {text[-1]}B"
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that fits.
+
+    >>> duration(7), duration(5400), duration(350_000)
+    ('7.0 seconds', '1.5 hours', '4.1 days')
+    """
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.1f} seconds"

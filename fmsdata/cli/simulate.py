@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fmsdata.cli.common import AsJson, ConfigFile, Overrides, Section, console, print_json, short
+from fmsdata.cli.common import (
+    ENDLESS,
+    AsJson,
+    ConfigFile,
+    Overrides,
+    Section,
+    console,
+    duration,
+    print_json,
+    short,
+    short_bytes,
+)
 from fmsdata.cli.plan import count_of_tokens
 
 if TYPE_CHECKING:
@@ -78,6 +89,7 @@ def simulate(
         "local_as_if_remote": any(reader.path.local is not None for reader in run.readers.values()),
     }
     report["nodes"], report["gpus"] = nodes, gpus
+    report["finite_read_as_endless"] = run.was_finite
     if plots is not None:
         report["plots"] = [str(path) for path in _plot(report, plots)]
     if as_json:
@@ -120,10 +132,12 @@ def _print(report: dict[str, Any], out: "Console") -> None:
     given, start, state = report["assumptions"], report["start"], report["state"]
     write(
         out,
-        f"{counted(report['world_size'], 'rank')} ({report['nodes']:,} nodes of {report['gpus']}), "
-        f"{report['lanes']:,} lanes, {short(report['tokens'])} tokens in {report['seconds'] / 86400:,.2f} days",
+        f"{counted(report['world_size'], 'rank')} ({counted(report['nodes'], 'node')} of {report['gpus']}), "
+        f"{counted(report['lanes'], 'lane')}, {short(report['tokens'])} tokens in {duration(report['seconds'])}",
         "bold",
     )
+    if report["finite_read_as_endless"]:
+        write(out, f"{ENDLESS}.")
     if given["local_as_if_remote"]:
         write(out, "The corpus is on a local disk, and was simulated as if it were in an object store.")
     columns = ("source", "tokens", "epochs", "drift", "shards", "requests/block", "bytes/token")
@@ -132,7 +146,7 @@ def _print(report: dict[str, Any], out: "Console") -> None:
         (
             name,
             short(source["tokens"]),
-            f"{source['epochs']['mean'][-1]:.3f}",
+            f"{source['epochs_read']:.3f}",
             f"{source['drift']:.3f}",
             short(source["shards"]),
             f"{source['requests_per_block']:.2f}",
@@ -149,13 +163,13 @@ def _print(report: dict[str, Any], out: "Console") -> None:
             "requests",
             f"{sum(rates) / len(rates):,.0f}/s",
             f"on the store on average, {max(rates):,.0f}/s at most; {short(report['requests'])} in all, "
-            f"{short(report['bytes_per_request'])}B each",
+            f"{short_bytes(report['bytes_per_request'])} each",
         ),
         (
             "bytes",
             f"{sum(node) / len(node) / 1e6:,.2f} MB/s",
-            f"per node, {max(node) / 1e6:,.2f} at most; {short(report['bytes_per_node'])}B per node and "
-            f"{short(report['bytes'])}B in all; nothing fetched twice, see `fmsdata plan` for whether windows fit",
+            f"per node, {max(node) / 1e6:,.2f} at most; {short_bytes(report['bytes_per_node'])} per node and "
+            f"{short_bytes(report['bytes'])} in all; nothing fetched twice, see `fmsdata plan` for whether windows fit",
         ),
         (
             "mix",
@@ -165,14 +179,14 @@ def _print(report: dict[str, Any], out: "Console") -> None:
         ),
         (
             "state",
-            f"{short(state['bytes_of_all_ranks'])}B",
-            f"of all ranks, {state['bytes_of_a_lane']:,.0f} B of a lane",
+            short_bytes(state["bytes_of_all_ranks"]),
+            f"of all ranks, {short_bytes(state['bytes_of_a_lane'])} of a lane",
         ),
         (
             "start",
             f"{start['seconds_to_plan'] + start['seconds_to_open']:.2f} s",
             f"to plan and open {counted(start['lanes_of_a_rank'], 'lane')} here; then a window of "
-            f"{short(start['bytes_of_a_window'])}B per lane is fetched",
+            f"{short_bytes(start['bytes_of_a_window'])} per lane is fetched",
         ),
         ("resume", f"{start['seconds_to_plan'] + start['seconds_to_resume']:.2f} s", "the same from a saved state"),
         (

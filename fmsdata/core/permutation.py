@@ -15,6 +15,7 @@ from fmsdata.core.keys import Ints, Keys, mix, mix_array
 
 ROUNDS = 8  # of two additions each; with four, small sizes are uneven
 SLAB = 4096  # numbers whose places are computed together
+SLABS = 2048  # that are kept: 64 MB at most
 
 
 class Permutation:
@@ -116,6 +117,6 @@ class Permutation:
         return y * a + x
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=SLABS)
 def _slab(n: int, key: int, slab: int) -> Ints:
     return Permutation(n, key).array(np.arange(slab * SLAB, min(n, (slab + 1) * SLAB)))

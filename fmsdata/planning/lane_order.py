@@ -20,6 +20,7 @@ from fmsdata.planning.blocks import BlockPlan
 FEW = 20  # blocks that are planned faster one by one than as an array
 MOST_EPOCHS = 16  # of a small source, whose blocks are planned at once
 AHEAD = 256  # blocks that are planned at once, where a lane reads that many in a row
+AHEAD_OF_ALL = 1 << 16  # the same of all lanes, which share what is planned: 16 slabs of a permutation
 
 
 class PlannedBlock(NamedTuple):
@@ -96,7 +97,8 @@ class LaneOrder:
     def _plan_from(self, place: int) -> None:
         """Plan the block at a place; and if it follows the last one, or that costs little, many behind it."""
         many = self._dense or (len(self._planned) > 0 and place == self._first + len(self._planned))
-        left = int(min(AHEAD if many else 1, self.places - place))
+        ahead = min(AHEAD, max(FEW, AHEAD_OF_ALL // self._lanes)) if many else 1
+        left = int(min(ahead, self.places - place))
         self._first = place
         epochs: list[int] = []
         counts: list[int] = []

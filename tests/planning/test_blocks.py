@@ -1,12 +1,14 @@
 """Planning: every document in one block, every block of every epoch at one place of one lane."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fmsdata.core.permutation import SLAB, Permutation
 from fmsdata.planning.blocks import BLOCKS_PER_LANE, BlockPlan, cut_blocks
 from fmsdata.planning.counts import Counts
 from fmsdata.planning.lane_order import LaneOrder, place_of
@@ -246,3 +248,27 @@ def test_the_last_place_of_a_lane_ends_the_blocks_that_are_planned_together() ->
     assert planned is not None
     assert len(planned) == order.places == 13
     assert order.blocks(13) is None
+
+
+@pytest.mark.parametrize(("sources", "lanes", "blocks"), [(50, 48, 900), (50, 192, 400_000), (13, 1024, 400_000)])
+def test_lanes_share_their_planning_however_many_sources_there_are(
+    sources: int, lanes: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed, once = 0, Permutation._once
+
+    def counting(permutation: Permutation, numbers: Any) -> Any:
+        nonlocal computed
+        computed += len(numbers)
+        return once(permutation, numbers)
+
+    monkeypatch.setattr(Permutation, "_once", counting)
+    plan = BlockPlan([blocks], [0, blocks], [1000.0])
+    places = 0
+    for lane in range(16):
+        for source in range(sources):
+            order = LaneOrder(plan, lane=lane, lanes=lanes, seed=9, source=f"source {source}", dense=True)
+            planned = order.blocks(0)
+            assert planned is not None
+            places = max(places, len(planned) * lanes)
+    # What the first lane needs serves all of them; beside it, at most a slab and what is walked again.
+    assert computed < 1.1 * sources * (places + 2 * SLAB)

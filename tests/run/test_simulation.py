@@ -92,13 +92,59 @@ def test_requests_and_bytes_are_those_of_a_real_run(layout: str, tmp_path: Path)
 
 def test_more_ranks_than_lanes_are_refused_with_the_way_out(tmp_path: Path) -> None:
     write_corpus(tmp_path)
-    with pytest.raises(ConfigError, match=r"8,192 ranks need at least as many lanes, and this run has 32: add lanes="):
+    with pytest.raises(
+        ConfigError, match=r"8,192 ranks need at least as many lanes, and this run has 32: add lanes=8192 "
+    ):
         simulated(config_of(str(tmp_path)), 10**12, nodes=1024)
+
+
+def test_bytes_of_a_token_are_those_of_the_shards(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    report = simulated(config_of(str(tmp_path)), 10**6)
+    assert {name: source["bytes_per_token"] for name, source in report["sources"].items()} == pytest.approx(
+        {"web": 2, "wiki": 2}, rel=0.02
+    )
+
+
+def test_a_lane_is_where_the_tokens_that_it_read_end_not_those_that_were_fetched(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    web = simulated(config_of(str(tmp_path)), 1000)["sources"]["web"]
+    assert web["epochs_read"] < 0.001
+    assert max(web["epochs"]["mean"]) < 0.05
+
+
+def test_lanes_drift_as_far_when_their_blocks_are_walked_in_stretches(tmp_path: Path) -> None:
+    total = write_corpus(tmp_path)
+    whole, stretched = (
+        simulated(config_of(str(tmp_path)), 40 * total, most_blocks=most)["sources"]["web"]["drift"]
+        for most in (100_000, 400)
+    )
+    assert stretched == pytest.approx(whole, rel=0.5)
+    assert stretched > 1
+
+
+def test_a_source_that_ends_is_read_as_often_as_it_may_and_then_is_no_part_of_the_mix(tmp_path: Path) -> None:
+    total = write_corpus(tmp_path)
+    config = config_of(str(tmp_path))
+    config["sources"]["wiki"]["max_epochs"] = 2
+    report = simulated(config, 8 * total)
+    assert report["sources"]["wiki"]["epochs_read"] == 2
+    assert report["mix"]["planned"]["wiki"][-1] == 0
+    assert report["mix"]["realised"]["wiki"][-1] == 0
+    assert report["mix"]["largest_difference"] < 0.1
+
+
+def test_the_mix_of_each_phase_is_realised(tmp_path: Path) -> None:
+    total = write_corpus(tmp_path)
+    phases = [{"until_tokens": 20 * total, "weights": {"web": 0.9, "wiki": 0.1}}, {"weights": {"web": 1, "wiki": 4}}]
+    mix = simulated(config_of(str(tmp_path), phases=phases), 40 * total)["mix"]
+    assert mix["planned"]["wiki"] == pytest.approx([0.1, 0.1, 0.8, 0.8])
+    assert mix["realised"]["wiki"] == pytest.approx([0.1, 0.1, 0.8, 0.8], abs=0.03)
 
 
 def test_command_reports_and_plots(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus")
-    config = config_of(str(tmp_path / "corpus"))
+    config = config_of(str(tmp_path / "corpus"), epochs=1)
     (tmp_path / "run.yaml").write_text(json.dumps(config))
     size = ["--nodes", "1024", "--gpus", "8", "--tokens", "1B", "lanes=8192"]
     program = [sys.executable, "-c", "from fmsdata.cli.app import main; main()"]
@@ -115,5 +161,6 @@ def test_command_reports_and_plots(tmp_path: Path) -> None:
     }
     text = subprocess.run(command, capture_output=True, text=True)
     assert text.returncode == 0, text.stderr
-    assert "8,192 ranks" in text.stdout
+    assert "8,192 ranks (1,024 nodes of 8), 8,192 lanes, 1B tokens in 12.2 seconds" in text.stdout
+    assert "was read as an endless stream" in text.stdout
     assert "cost" in text.stdout

@@ -56,20 +56,21 @@ def sample_costs(files: ShardFiles, plan: BlockPlan, source: str, *, share: floa
     numbers = np.unique(np.linspace(0, plan.blocks - 1, min(blocks, plan.blocks)).astype(np.int64))
     layouts: dict[int, Layout] = {}
     layout_cost, first_cost, again_cost = Cost(), Cost(), Cost()
-    tokens = 0.0
+    tokens = 0
     for number in numbers.tolist():
         address = plan.address(number)
         if address.shard not in layouts:
             layouts[address.shard], cost = sampled.layout(address.shard)
             layout_cost += cost
-        first_cost += sampled.block(layouts[address.shard], address)
-        again_cost += sampled.block(layouts[address.shard], address)
-        tokens += plan.tokens(address)
+        first_cost += sampled.block(layouts[address.shard], address)[1]
+        held, cost = sampled.block(layouts[address.shard], address)
+        again_cost += cost
+        tokens += held
     count, opened = len(numbers), len(layouts)
     more = Cost(first_cost.requests - again_cost.requests, first_cost.bytes - again_cost.bytes)
     return SourceCosts(
         block_requests=again_cost.requests / count,
-        bytes_per_token=again_cost.bytes / max(1.0, tokens),
+        bytes_per_token=again_cost.bytes / max(1, tokens),
         first=more * (1 / count),
         layout=layout_cost * (1 / opened),
         layout_memory=sum(layout.nbytes for layout in layouts.values()) / opened,
@@ -108,8 +109,10 @@ class _SampledSource(RemoteSource):
         )
         return self._run(reading, shard)
 
-    def block(self, layout: Layout, address: Address) -> Cost:
-        return self._run(layout.block(address.first, address.stop), address.shard)[1]
+    def block(self, layout: Layout, address: Address) -> tuple[int, Cost]:
+        """The tokens that a block really has, and what it costs."""
+        block, cost = self._run(layout.block(address.first, address.stop), address.shard)
+        return int(block.length.sum()), cost
 
     def _run(self, reading: Reading[Value], shard: int) -> tuple[Value, Cost]:
         cost = Cost()

@@ -1,5 +1,7 @@
 """The realised mix of sampled lanes: the real mixture, at any moment of a run, over made-up lengths."""
 
+import warnings
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +13,7 @@ from fmsdata.core.iterator import Exhausted
 from fmsdata.core.keys import key_of
 from fmsdata.core.lane import Lane
 from fmsdata.core.state import State
+from fmsdata.errors import FmsdataWarning
 from fmsdata.planning.drift import SPREAD, have_one_length
 from fmsdata.planning.lane_order import LaneOrder
 from fmsdata.prefetch.open_files import OpenFiles
@@ -46,18 +49,23 @@ def realised_shares(mixture: Mixture, lane: Lane, at: dict[str, tuple[int, int]]
     `at` are the tokens that the lane has taken of each source, and the place of its next block.
     """
     start = mixture.open(lane).state(0)
-    sources = {
-        name: SourceState(taken=at[name][0], below=_moved(start["sources"][name]["below"], at[name][1]))
+    total = sum(taken for taken, _ in at.values())
+    weights = mixture.phase_at(total, lane.count).weights
+    sources = {  # each source is as far as its weight says, whatever the phases before have given it
+        name: SourceState(
+            taken=at[name][0],
+            shift=round(weights[name] * total) - at[name][0],
+            below=_moved(start["sources"][name]["below"], at[name][1]),
+        )
         for name in mixture.sources
     }
     iterator = mixture.open(lane, pack_sources(sources))
     columns = {lane.named(name).source: number for number, name in enumerate(mixture.sources)}
     read = np.zeros(len(columns), np.int64)
-    try:
+    with suppress(Exhausted), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FmsdataWarning)  # that a source has ended
         while read.sum() < tokens:
             read += count_tokens(iterator.read(), columns)[-1][: len(columns)]
-    except Exhausted:
-        pass
     total = max(1, int(read.sum()))
     return {name: count / total for name, count in zip(mixture.sources, read.tolist(), strict=True)}
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from fmsdata.core.stage import Stage
 from fmsdata.core.wording import counted
 from fmsdata.errors import ConfigError
 from fmsdata.planning.blocks import cut_blocks
@@ -31,6 +32,7 @@ from fmsdata.stages.shard_reader import ShardReader
 Value = TypeVar("Value")
 ROWS = 1024  # documents whose list offsets are fetched together, where they are kept: a record batch
 AHEAD = 1.5  # windows that are fetched ahead of what is read, on average
+BEHIND_ALL = 1 << 40  # a place behind the last block of a source that has ended
 MIX_TOKENS = 1 << 20  # of a lane, for each sample of the realised mix
 
 
@@ -65,8 +67,7 @@ def check_lanes(data: Rescalable, world_size: int) -> None:
     if world_size > data.lanes:
         raise ConfigError(
             f"{counted(world_size, 'rank')} need at least as many lanes, and this run has {data.lanes}: add "
-            f"lanes={-(-world_size // 720) * 720 if world_size > 720 else 720} to the command (a multiple of the ranks "
-            "keeps the stream the same on fewer), or use fewer ranks"
+            f"lanes={world_size} to the command, or a multiple of it, or use fewer ranks"
         )
 
 
@@ -86,6 +87,7 @@ def simulate(
     ahead = AHEAD * data.lines.window_tokens() * data.lanes
     fetched = [taken[0], *(expected_tokens(mixture, tokens + ahead, data.epochs) for tokens in ends[1:].tolist())]
     reach = {name: np.array([tokens[name] for tokens in fetched]) / data.lanes for name in readers}
+    read = {name: np.array([tokens[name] for tokens in taken]) / data.lanes for name in readers}
     costs = {
         name: sample_costs(
             reader.shard_files,
@@ -118,9 +120,9 @@ def simulate(
             for name, found in stretches.items():
                 walked += sum(len(stretch.before) for stretch in found)
                 events.append((reach[name] * units[name], found, name))
-                epochs[name].append(at(found, reach[name] * units[name], lambda s: s.epochs) if found else ends * 0)
+                epochs[name].append(at(found, read[name] * units[name], lambda s: s.epochs) if found else ends * 0)
             if lane == chosen[0] and not worker:
-                _sample_mix(data, mixture, lane, stretches, reach, units, shares, mix_tokens)
+                _sample_mix(data, mixture, lane, stretches, read, units, shares, mix_tokens)
         traffic = _traffic(events, costs, shards, given.points, LAYOUT_BYTES / scale)
         requests, bytes_, layouts = (
             before + now * scale for before, now in zip((requests, bytes_, layouts), traffic, strict=True)
@@ -143,10 +145,10 @@ def simulate(
         "bytes_per_request": total_bytes / max(1.0, total_requests),
         "at_tokens": ends.tolist(),
         "sources": {
-            name: _source(reader, costs[name], epochs[name], float(taken[-1][name]), given)
+            name: _source(mixture.sources[name], reader, costs[name], epochs[name], float(taken[-1][name]))
             for name, reader in readers.items()
         },
-        "mix": _mix(mixture, shares, taken, ends, mix_tokens),
+        "mix": _mix(data, mixture, shares, ends, mix_tokens),
         "cost_dollars": total_requests / 1e6 * given.price_per_million_requests
         + total_bytes / 1e9 * given.price_per_gb,
         **_start(data, ranks[0], given, costs, readers, units, mixture),
@@ -231,7 +233,7 @@ def _sample_mix(
     mixture: Mixture,
     lane: int,
     stretches: Mapping[str, list[Stretch]],
-    reach: Mapping[str, Floats],
+    read: Mapping[str, Floats],
     units: Mapping[str, float],
     shares: list[list[dict[str, float]]],
     tokens: int,
@@ -239,45 +241,44 @@ def _sample_mix(
     """Add the realised mix of a lane at each moment to the shares."""
     known = replace(data.lane(lane, MadeUpLengths(0.0)), lengths_only=True)
     places = {
-        name: at(found, reach[name] * units[name], lambda s: s.first + np.arange(len(s.before), dtype=np.float64))
+        name: at(found, read[name] * units[name], lambda s: s.first + np.arange(len(s.before), dtype=np.float64))
         if found
-        else reach[name] * 0
+        else read[name] * 0
         for name, found in stretches.items()
     }
+    for name, place in places.items():
+        place[read[name] * data.lanes >= mixture.sources[name].total_tokens() - 1] = BEHIND_ALL
     for point, found in enumerate(shares):
-        where = {name: (int(reach[name][point]), int(places[name][point])) for name in stretches}
+        where = {name: (int(read[name][point]), int(places[name][point])) for name in stretches}
         found.append(realised_shares(mixture, known, where, tokens))
 
 
 def _mix(
+    data: Rescalable,
     mixture: Mixture,
     shares: Sequence[Sequence[Mapping[str, float]]],
-    taken: Sequence[Mapping[str, float]],
     ends: Floats,
     tokens: int,
 ) -> dict[str, Any]:
+    """The realised mix of the sampled lanes, and the planned one while all lanes read as many tokens."""
     names = list(mixture.sources)
     realised = {name: [float(np.mean([lane[name] for lane in point])) for point in shares] for name in names}
-    planned = {
-        name: [
-            (after[name] - before[name]) / max(1.0, stop - start)
-            for before, after, start, stop in zip(
-                taken[:-1], taken[1:], ends[:-1].tolist(), ends[1:].tolist(), strict=True
-            )
-        ]
-        for name in names
-    }
+    planned: dict[str, list[float]] = {name: [] for name in names}
+    for start in ends[:-1].tolist():
+        before, after = (expected_tokens(mixture, t, data.epochs) for t in (start, start + tokens * data.lanes))
+        for name in names:
+            planned[name].append((after[name] - before[name]) / (tokens * data.lanes))
     apart = max(abs(a - b) for name in names for a, b in zip(realised[name], planned[name], strict=True))
     return {"tokens_of_a_lane": tokens, "realised": realised, "planned": planned, "largest_difference": apart}
 
 
 def _source(
-    reader: ShardReader, costs: SourceCosts, epochs: Sequence[Floats], tokens: float, given: Assumptions
+    stage: Stage, reader: ShardReader, costs: SourceCosts, epochs: Sequence[Floats], tokens: float
 ) -> dict[str, Any]:
     each = np.array(epochs)
-    first = [int(np.argmax(lane >= 1)) if (lane >= 1).any() else None for lane in each]
     return {
         "tokens": tokens,
+        "epochs_read": tokens / max(1, stage.size().tokens),
         "shards": len(reader.counts.shards),
         "requests_per_block": costs.block_requests,
         "bytes_per_token": costs.bytes_per_token,
@@ -288,8 +289,6 @@ def _source(
             "most": each.max(axis=0).tolist(),
         },
         "drift": float((each.max(axis=0) - each.min(axis=0)).max()),
-        "lanes_in_second_epoch": sum(point is not None for point in first) / max(1, len(first)),
-        "points": given.points,
     }
 
 

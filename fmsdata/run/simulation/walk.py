@@ -2,7 +2,7 @@
 
 The order of a lane gives any of its blocks without those before it. So a run of any length is walked
 block by block where that is affordable, and else in stretches spread over the run: each starts at
-the block that the lane has reached on average by then.
+a block that the lane may have reached by then, drawn as the blocks between would drift.
 
 Counts say how many tokens a shard has, not how long its documents are. The tokens of a block are drawn
 from a gamma distribution around what the counts say, with the spread that `fmsdata plan` assumes too.
@@ -44,8 +44,29 @@ def walk(order: LaneOrder, tokens: float, *, stretches: int, most: int, spread: 
         return []
     if tokens / mean <= most:
         return [_stretch(order, 0, 0.0, tokens, math.inf, spread)]
-    starts = [tokens * number / stretches for number in range(stretches)]
-    return [_stretch(order, round(start / mean), start, tokens, most / stretches, spread) for start in starts]
+    each = tokens / stretches
+    found = []
+    for number, first in enumerate(_reached(order, each / mean, stretches, spread)):
+        found.append(_stretch(order, first, each * number, tokens, most / stretches, spread))
+    return found
+
+
+def _reached(order: LaneOrder, blocks: float, count: int, spread: float) -> list[int]:
+    """The blocks that a lane may have read at moments that are this many blocks apart on average.
+
+    It reads more blocks than others if they have fewer tokens. One lane alone reads all blocks of an epoch, so
+    it can't.
+    """
+    plan = order.plan
+    parts = np.diff(plan.first_block).astype(np.float64)
+    documents = np.array(plan.documents) / np.maximum(1, parts)  # of a block of each shard
+    tokens = documents * plan.mean_lengths
+    squares = tokens**2 + documents * (plan.mean_lengths * spread) ** 2
+    mean, square = (float(np.dot(values, parts)) / plan.blocks for values in (tokens, squares))
+    deviation = math.sqrt(max(0.0, square / mean**2 - 1) * (1 - 1 / order.lanes) * blocks)
+    random = np.random.default_rng(key_of(order.seed, "reached", order.source, order.lane))
+    steps = np.maximum(0, blocks + deviation * random.standard_normal(count - 1))
+    return [0, *np.rint(np.cumsum(steps)).astype(np.int64).tolist()]
 
 
 def _stretch(order: LaneOrder, first: int, start: float, stop: float, most: float, spread: float) -> Stretch:
