@@ -65,8 +65,8 @@ def read(config: dict[str, Any], steps: int, seconds: float) -> dict[str, Any]:
         if step % EVERY == 0:
             digests.append(digest.hexdigest())
             spooled = max(spooled, loader.stats().storage.spooled_bytes)
-            if now > began + seconds:
-                break
+        if now > began + seconds:
+            break
         last = time.monotonic()
     took, stats = time.monotonic() - began, loader.stats().storage
     over.set()

@@ -111,7 +111,7 @@ class Spool:
 
     def _store(self, tokens: Tokens) -> SpooledTokens:
         self._settle()
-        size = tokens.nbytes + -tokens.nbytes % ALIGNED
+        size = max(ALIGNED, tokens.nbytes + -tokens.nbytes % ALIGNED)
         place = self._extents.take(size, self._most)
         if place is None:
             self._grow(size)

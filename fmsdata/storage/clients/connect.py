@@ -18,7 +18,7 @@ from fmsdata.storage.clients.s3 import S3Client
 from fmsdata.storage.settings import Storage
 
 CLIENTS: dict[str, type[AsyncClient]] = {  # by protocol
-    "az": AzureClient,
+    "abfs": AzureClient,
     "file": LocalClient,
     "gs": GcsClient,
     "http": HttpClient,
