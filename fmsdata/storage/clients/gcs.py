@@ -59,7 +59,7 @@ class GcsClient(AsyncClient):
         query = {"alt": "media"} if version is None else {"alt": "media", "ifGenerationMatch": version}
         async with self._request("GET", *self._place(path), query=query, headers=headers) as response:
             if response.headers.get(STORED_AS, "identity") != "identity":
-                raise ConfigError(f"{path}: it is stored compressed in transit, so parts of it can't be read")
+                raise ConfigError(f"{path}: it is stored compressed (Content-Encoding), so parts of it can't be read")
             found = response.headers.get(GENERATION)
             check_version(version, found)
             skip, size = body_range(
