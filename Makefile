@@ -6,7 +6,7 @@ COV ?= --cov=fmsdata
 
 .PHONY: setup demo test test-lowest check docs fuzz bench bench-own growth clean
 
-setup: .venv/.ready .swift/.ready .trainers/.ready
+setup: .venv/.ready .swift/.ready .azurite/.ready .trainers/.ready
 
 .venv/.ready: pyproject.toml constraints.txt binaries.txt
 	$(PYTHON) -m venv .venv
@@ -18,6 +18,11 @@ setup: .venv/.ready .swift/.ready .trainers/.ready
 .swift/.ready: swift.txt
 	$(PYTHON) -m venv .swift
 	.swift/bin/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --no-deps -r swift.txt
+	touch $@
+
+# Another one, which needs node.
+.azurite/.ready: azurite.txt
+	npm install --silent --prefix .azurite --no-package-lock --no-save --no-audit --no-fund $$(cat azurite.txt)
 	touch $@
 
 # The trainers of the integration tests, on top of the packages of .venv.
@@ -51,7 +56,7 @@ docs: .venv/.ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # The tests with the lowest versions of the dependencies that pyproject.toml allows. Not part of `make test`.
-test-lowest: .lowest/.ready .swift/.ready .trainers/.ready
+test-lowest: .lowest/.ready .swift/.ready .azurite/.ready .trainers/.ready
 	.lowest/bin/python -m pytest -n 2
 
 .lowest/.ready: pyproject.toml lowest.txt binaries.txt
@@ -91,4 +96,4 @@ bench-own: setup
 	$(BIN)/python benchmarks/cloud.py
 
 clean:
-	rm -rf .venv .swift .trainers .lowest .bench build site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf .venv .swift .azurite .trainers .lowest .bench build site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from fmsdata.stages.shuffle import Shuffle as Shuffle
     from fmsdata.stages.tokenize import Tokenize as Tokenize
     from fmsdata.storage.settings import CacheSettings as CacheSettings
+    from fmsdata.storage.settings import SpoolSettings as SpoolSettings
     from fmsdata.storage.settings import Storage as Storage
     from fmsdata.tasks import CausalLM as CausalLM
     from fmsdata.tasks import Collate as Collate
@@ -89,7 +90,7 @@ _HOMES = {  # where public names come from
     "stages.shard_reader": "ShardReader",
     "stages.shuffle": "Shuffle",
     "stages.tokenize": "Tokenize",
-    "storage.settings": "CacheSettings Storage",
+    "storage.settings": "CacheSettings SpoolSettings Storage",
     "tasks": "CausalLM Collate FillInTheMiddle MaskedLM OwnTask task_from",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -10,7 +10,8 @@ import fmsdata
 from tests.helpers import write_corpus
 from tests.integrations.environment import summary
 from tests.servers.fault_proxy import FaultProxy
-from tests.servers.object_store import ObjectStore, Server, SwiftStore
+from tests.servers.object_store import ObjectStore, S3Server, Server, SwiftStore
+from tests.servers.other_stores import AzureStore, GcsStore
 
 # A shell starts jobs in the background with interrupts ignored, and the programs of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -51,9 +52,31 @@ def swift_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwiftStore
         yield store
 
 
+@pytest.fixture(scope="session")
+def azure_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureStore]:
+    """Azure's."""
+    with AzureStore(tmp_path_factory.mktemp("azure")) as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def gcs_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsStore]:
+    """Google's."""
+    with GcsStore(tmp_path_factory.mktemp("gcs")) as store:
+        yield store
+
+
 @pytest.fixture(params=["object_store", "swift_store"])
+def s3_store(request: pytest.FixtureRequest) -> S3Server:
+    """Each store that speaks S3."""
+    store = request.getfixturevalue(request.param)
+    assert isinstance(store, S3Server)
+    return store
+
+
+@pytest.fixture(params=["object_store", "swift_store", "azure_store", "gcs_store"])
 def any_store(request: pytest.FixtureRequest) -> Server:
-    """First the one, then the other."""
+    """Each store."""
     store = request.getfixturevalue(request.param)
     assert isinstance(store, Server)
     return store

@@ -49,8 +49,10 @@ def outlook(run: Run, tokens: int | None, world_size: int) -> dict[str, Any]:
     }
     line, window = pack.seq_len, window_of(data.lines)
     lanes_per_worker = math.ceil(lanes_per_rank / max(1, run.num_workers))
-    remote = [reader.path.storage.prefetch_bytes for reader in readers.values() if reader.path.local is None]
-    prefetched = max(remote, default=0)
+    remote = [reader.path.storage for reader in readers.values() if reader.path.local is None]
+    prefetched = max((storage.prefetch_bytes for storage in remote), default=0)
+    in_windows = _remote_in_windows(readers, sources, line * window * lanes_per_worker)
+    room = max((storage.spool.limit for storage in remote if storage.spool is not None), default=0)
     windows = _windows(sources, line, window, lanes_per_worker)
     tokenized = _tokenized(mixture, sources, data.lines.window_tokens(), lanes_per_worker)
     report = {
@@ -86,7 +88,8 @@ def outlook(run: Run, tokens: int | None, world_size: int) -> dict[str, Any]:
         "tokenized_per_worker_bytes": tokenized,
         "memory_per_worker_bytes": windows + tokenized + _memory(run, sources, line, lanes_per_worker) + prefetched,
         "remote_shards_per_worker_bytes": prefetched,
-        "remote_shards_in_windows_bytes": _remote_in_windows(readers, sources, line * window * lanes_per_worker),
+        "remote_shards_in_windows_bytes": in_windows,
+        "remote_shards_spooled_per_worker_bytes": min(room, max(0, int(ROOM * in_windows) - prefetched)),
     }
     return {**report, "warnings": list(_warnings(report, mixture))}
 
@@ -264,11 +267,13 @@ def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
             f"{report['windows_per_worker_bytes'] / 1e9:.1f} GB per worker; set shuffle.distance or shuffle.window, "
             "or use more ranks or fewer lanes"
         )
-    if (needed := ROOM * report["remote_shards_in_windows_bytes"]) > report["remote_shards_per_worker_bytes"]:
+    needed, held = ROOM * report["remote_shards_in_windows_bytes"], report["remote_shards_per_worker_bytes"]
+    if needed > held + (spooled := report["remote_shards_spooled_per_worker_bytes"]) + 1:
         yield (
             f"the shuffle windows of a worker hold {short(needed / ROOM)}B of remote shards, which does not fit into "
-            f"storage.prefetch_bytes ({short(report['remote_shards_per_worker_bytes'])}B): blocks are fetched again "
-            f"and again; set it to {math.ceil(needed / 1e6):,}MB, or set a smaller shuffle.distance or shuffle.window"
+            f"storage.prefetch_bytes ({short(held)}B){f' and storage.spool ({short(spooled)}B)' if spooled else ''}: "
+            f"blocks are fetched again and again; set storage.spool.limit to {math.ceil((needed - held) / 1e6):,}MB, "
+            "or set a smaller shuffle.distance or shuffle.window"
         )
     for name, source in sources.items():
         yield from (f"source {name!r}: {note}" for note in source["notes"])

@@ -104,12 +104,14 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             + ("; less of the other sources" if len(report["sources"]) > 1 else ""),
         )
     prefetched, tokenized = report["remote_shards_per_worker_bytes"], report["tokenized_per_worker_bytes"]
+    spooled = report["remote_shards_spooled_per_worker_bytes"]
     yield (
         "memory",
         f"up to about {_megabytes(report['memory_per_worker_bytes'])} per worker, "
         f"{_megabytes(report['windows_per_worker_bytes'])} of it for shuffle windows"
         + (f" with the tokens of text ({_megabytes(tokenized)}), " if tokenized else ", ")
-        + (f"{_megabytes(prefetched)} for remote shards" if prefetched else "plus memory-mapped shards"),
+        + (f"{_megabytes(prefetched)} for remote shards" if prefetched else "plus memory-mapped shards")
+        + (f", and {_megabytes(spooled)} of them on a disk of the node" if spooled else ""),
     )
 
 

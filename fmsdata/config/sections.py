@@ -43,7 +43,7 @@ from fmsdata.config.values import (
 from fmsdata.core.checks import suggestion, unnamed
 from fmsdata.core.options import Mode
 from fmsdata.errors import ConfigError
-from fmsdata.storage.settings import CacheSettings, SettingKind, Storage
+from fmsdata.storage.settings import CacheSettings, SettingKind, SpoolSettings, Storage
 
 FROM_ENVIRONMENT = {"type": "string", "pattern": r"^\$\{env:\w+(:-[^}]*)?\}$"}
 
@@ -263,7 +263,9 @@ def _section_of(settings: type[Any], name: str, **sections: Any) -> Any:
     fields: dict[str, Any] = {}
     for setting in dataclasses.fields(settings):
         kind = setting.metadata["kind"]
-        values = sections[setting.name] | None if kind is SettingKind.SECTION else SETTINGS[kind]
+        values = sections[setting.name] if kind is SettingKind.SECTION else SETTINGS[kind]
+        if kind is SettingKind.SECTION or setting.default is None:
+            values |= None
         default = ... if setting.default is dataclasses.MISSING else setting.default
         fields[setting.name] = values, Field(default, description=setting.metadata["description"])
     description = " ".join((inspect.getdoc(settings) or "").partition("\n\n")[0].split())
@@ -289,7 +291,12 @@ SETTINGS: dict[SettingKind, Any] = {
 if TYPE_CHECKING:
     StorageConfig: TypeAlias = Storage
 else:
-    StorageConfig = _section_of(Storage, "StorageConfig", cache=_section_of(CacheSettings, "CacheConfig"))
+    StorageConfig = _section_of(
+        Storage,
+        "StorageConfig",
+        cache=_section_of(CacheSettings, "CacheConfig"),
+        spool=_section_of(SpoolSettings, "SpoolConfig"),
+    )
 
 
 class EvaluationConfig(Section):

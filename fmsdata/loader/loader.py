@@ -384,7 +384,7 @@ class StatefulDataLoader:
     def _stop_engine(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
-            self._fetched = replace(self._fetched + engine.stats(), held_bytes=0)
+            self._fetched = replace(self._fetched + engine.stats(), held_bytes=0, spooled_bytes=0)
             self._forget_engine.detach()
             engine.close()
 

@@ -2,8 +2,8 @@
 
 The order of each lane says which blocks will be needed, and roughly when. `FetchAhead` fetches them
 in that order, `Loans` accounts for the memory that the pipeline holds, and `WholeSources` keeps
-small sources. So memory stays within the budget for any number of lanes and sources; only the
-number of requests grows.
+small sources. So memory stays within the budget for any number of lanes and sources: what is in use
+and does not fit is on the node's disk.
 
 A buffer is used by one thread at a time, and fetches in the event loop of its connections.
 """
@@ -25,6 +25,7 @@ from fmsdata.prefetch.remote_source import LayoutCache, RemoteSource
 from fmsdata.prefetch.waiter import Waiter
 from fmsdata.prefetch.whole_sources import WholeSources
 from fmsdata.storage.settings import Storage
+from fmsdata.storage.spool import Spool
 from fmsdata.storage.stats import StorageStats
 
 DECODED = 2  # what is decoded of remote text may take this fraction of the budget in addition: 1 / DECODED
@@ -44,7 +45,8 @@ class PrefetchBuffer:
         self._budget = Budget(storage.prefetch_bytes)
         self._whole_sources = WholeSources(self._budget, self._waiter, enabled=all_lanes)
         self._ahead = FetchAhead(self._budget, storage.connections, self._whole_sources)
-        self._loans = Loans(self._budget, self._ahead, self._waiter)
+        self._spool = None if storage.spool is None else Spool(storage.spool)
+        self._loans = Loans(self._budget, self._ahead, self._waiter, self._spool)
 
     def look_ahead(self, source: RemoteSource, order: LaneOrder, lane: Lane, place: int) -> LookAhead:
         """Start to fetch for a lane that reads a source from a place on."""
@@ -95,6 +97,7 @@ class PrefetchBuffer:
             again_bytes=self._loans.fetched_again,
             waited=self._waiter.seconds,
             held_bytes=self._budget.used + self._budget.whole,
+            spooled_bytes=0 if self._spool is None else self._spool.bytes,
         )
         return own + self.queues.stats()
 

@@ -75,28 +75,30 @@ class FetchAhead:
             self._finished.popleft()
             self._unfinished -= 1
         most = self._most_unfinished - self._unfinished
-        while self._heap and len(work) < most:
-            priority, _, version, reference = self._heap[0]
-            look_ahead = reference()
-            upcoming = look_ahead.upcoming() if look_ahead is not None and look_ahead.version == version else None
-            if look_ahead is None or upcoming is None or self._whole_sources.keeps(look_ahead):
+        try:
+            while self._heap and len(work) < most:
+                priority, _, version, reference = self._heap[0]
+                look_ahead = reference()
+                upcoming = look_ahead.upcoming() if look_ahead is not None and look_ahead.version == version else None
+                if look_ahead is None or upcoming is None or self._whole_sources.keeps(look_ahead):
+                    heapq.heappop(self._heap)
+                    continue
+                source = look_ahead.source
+                size = source.size(upcoming.address)
+                if self._budget.used + coming + size > self._budget.total:
+                    break
                 heapq.heappop(self._heap)
-                continue
-            source = look_ahead.source
-            size = source.size(upcoming.address)
-            if self._budget.used + coming + size > self._budget.total:
-                break
-            heapq.heappop(self._heap)
-            self._budget.ahead += size
-            pending = PendingBlock(upcoming.tokens, size, Urgency(priority), Future())
-            pending.future.add_done_callback(lambda _: self._finished.append(None))
-            work.append((source.read_block(upcoming.address, pending.urgency), pending.future))
-            look_ahead.add(pending)
-            self._requested.append((weakref.ref(pending), reference))
-            self.push(look_ahead)
-        if work and source is not None:
-            self._unfinished += len(work)
-            source.start_all(work)
+                self._budget.ahead += size
+                pending = PendingBlock(upcoming.tokens, size, Urgency(priority), Future())
+                pending.future.add_done_callback(lambda _: self._finished.append(None))
+                work.append((source.read_block(upcoming.address, pending.urgency), pending.future))
+                look_ahead.add(pending)
+                self._requested.append((weakref.ref(pending), reference))
+                self.push(look_ahead)
+        finally:  # also if this thread is interrupted
+            if work and source is not None:
+                self._unfinished += len(work)
+                source.start_all(work)
 
     def drop_farthest(self) -> bool:
         """Give up the pending block that is needed last; False if there is none."""

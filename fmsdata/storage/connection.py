@@ -22,7 +22,7 @@ import fsspec
 from fmsdata.core.wording import counted
 from fmsdata.errors import ConfigError, DeniedError, MissingError, StorageError
 from fmsdata.storage.clients.base import Client, Entry, FileBytes, Listing, Page, protocols
-from fmsdata.storage.clients.connect import client_class, connect
+from fmsdata.storage.clients.connect import client_class, connect, filesystem_class
 from fmsdata.storage.io_thread import IoThread
 from fmsdata.storage.retry import Decision, Failure, Kind, Replaced, RetryPolicy, classify
 from fmsdata.storage.secrets import mask_text, secrets_in
@@ -75,7 +75,7 @@ class Connection:
             raise ConfigError(f"path {mask_text(url)!r} has two filesystems; give the one that holds the files")
         protocol = str(fsspec.utils.get_protocol(url))
         try:
-            filesystem = fsspec.get_filesystem_class(protocol)
+            filesystem = filesystem_class(protocol)
             options = {**filesystem._get_kwargs_from_urls(url), **options}
         except (ValueError, ImportError, TypeError) as cause:
             raise ConfigError(f"path {mask_text(url)!r} can't be used: {cause}") from None

@@ -58,6 +58,14 @@ class BadResponse(Exception):
     """The response does not hold what was requested. The next attempt may get a correct one."""
 
 
+class ErrorResponse(Exception):
+    """A response that says that a request failed, for clients that read responses themselves."""
+
+    def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str]) -> None:
+        super().__init__(f"{status} {code} {message}")
+        self.status, self.error_code, self.message, self.headers = status, code, message, headers
+
+
 class _Response(NamedTuple):
     """The server's response, as far as the error contains it."""
 
@@ -70,18 +78,25 @@ class _Response(NamedTuple):
 EXPIRED = {
     *("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired", "InvalidToken"),
     *("InvalidAccessKeyId", "InvalidClientTokenId", "UnrecognizedClientException", "InvalidTokenId"),
+    *("AuthenticationFailed", "InvalidAuthenticationInfo", "authError"),  # Azure, Google
 }
 BUSY = {
     *("SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling", "ThrottlingException"),
     *("RequestLimitExceeded", "BandwidthLimitExceeded", "OperationAborted", "TooManyRequests", "RequestThrottled"),
     *("IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch"),
+    *("rateLimitExceeded", "userRateLimitExceeded", "backendError"),  # Google
 }
+OFFLINE = {"BlobArchived", "BlobBeingRehydrated"}  # Azure
+NO_BUCKET = {"NoSuchBucket", "ContainerNotFound"}
 ELSEWHERE = {
     *("PermanentRedirect", "TemporaryRedirect", "Redirect", "AuthorizationHeaderMalformed"),
     *("IllegalLocationConstraintException",),
 }
 REGION = "check the region (client_kwargs: {region_name: ...}) and the endpoint"
-NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "NoAuthTokenError", "DefaultCredentialsError"}
+NO_CREDENTIALS = {
+    *("NoCredentialsError", "PartialCredentialsError", "NoAuthTokenError", "DefaultCredentialsError"),
+    *("ClientAuthenticationError", "RefreshError"),  # of azure-identity and google-auth
+}
 # Base classes of the connection errors of botocore, aiohttp, urllib3, httpx, azure and google.
 CONNECTION_ERRORS = {
     *("HTTPClientError", "ResponseParserError", "IncompleteReadError", "ResponseStreamingError"),
@@ -144,13 +159,15 @@ def _classify_response(response: _Response) -> Failure:
     bare = code in ("", str(status))  # the response to HEAD has no body with an error code
     if code in EXPIRED or (bare and status in (400, 401)):
         return Failure(Decision.REFRESH, cause, "renew the credentials, or check that they belong to this endpoint")
+    if code in OFFLINE:
+        return Failure(Decision.FAIL, cause, "move it to a tier that can be read at once")
     if code in BUSY or status in (408, 409, 425, 429) or (status >= 500 and status not in (501, 505)):
         return Failure(Decision.RETRY, cause, wait=_retry_after(headers))
     if code in ELSEWHERE or status in (301, 302, 307, 308):
         return Failure(Decision.FAIL, cause, REGION)
     if code == "RequestTimeTooSkewed":
         return Failure(Decision.FAIL, cause, "set this machine's clock")
-    if code == "NoSuchBucket":
+    if code in NO_BUCKET:
         advice = "check the bucket's name, the endpoint and the region"
         return Failure(Decision.FAIL, "there is no such bucket", advice, kind=Kind.MISSING)
     if status in (404, 410):
@@ -197,8 +214,8 @@ def _text(chain: list[BaseException]) -> str:
 
 
 def _response(error: BaseException) -> _Response | None:
-    """The server's response, from the errors of botocore, aiohttp, httpx, requests, azure and
-    gcsfs.
+    """The server's response, from the errors of botocore, aiohttp, httpx, requests, azure,
+    gcsfs and our clients.
     """
     if CONNECTION_ERRORS & {base.__name__ for base in type(error).__mro__}:
         return None  # aiohttp makes up codes for some of these, for example when a response is cut off
@@ -212,8 +229,9 @@ def _response(error: BaseException) -> _Response | None:
         status = getattr(owner, name, None)
         if isinstance(status, int) and 300 <= status < 600:
             headers = getattr(error, "headers", None) or getattr(response, "headers", None) or {}
-            code = str(getattr(error, "error_code", None) or status)
-            return _Response(status, code, str(getattr(error, "message", "") or ""), headers)
+            kind: Any = getattr(error, "error_code", None) or status
+            message = str(getattr(error, "message", "") or "").partition("\n")[0]
+            return _Response(status, str(getattr(kind, "value", kind)), message, headers)
     return None
 
 

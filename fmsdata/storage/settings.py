@@ -28,6 +28,22 @@ def _about(kind: SettingKind, description: str) -> dict[str, Any]:
     return {"kind": kind, "description": description}
 
 
+def _check(settings: Any, section: str) -> None:
+    for setting in fields(settings):
+        name, value = f"{section}.{setting.name}", getattr(settings, setting.name)
+        match setting.metadata["kind"]:
+            case SettingKind.BYTES | SettingKind.COUNT:
+                whole(name, value)
+            case SettingKind.POSITIVE_COUNT:
+                whole(name, value, least=1)
+            case SettingKind.SECONDS:
+                seconds(name, value)
+            case SettingKind.LOCAL_FOLDER:
+                optional = setting.default is None and value is None
+                if not optional and (not isinstance(value, str) or not value or "://" in value):
+                    raise ConfigError(f"{name} is {shown(value)}; it must be a folder on a local disk")
+
+
 @dataclass(frozen=True, kw_only=True)
 class CacheSettings:
     """Where a node keeps what its processes fetched.
@@ -43,6 +59,30 @@ class CacheSettings:
     def __post_init__(self) -> None:
         _check(self, "storage.cache")
         whole("storage.cache.limit", self.limit, least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpoolSettings:
+    """Where a process keeps blocks that it still needs and that do not fit into memory.
+
+    >>> spool = SpoolSettings(path="/scratch", limit=200 * 10**9)
+    """
+
+    path: str | None = field(
+        default=None,
+        metadata=_about(
+            SettingKind.LOCAL_FOLDER,
+            "A folder on a disk of the node; by default that for temporary files (`$TMPDIR`, `/tmp`, `/var/tmp`) or "
+            "the user's cache folder, whichever is first on a disk.",
+        ),
+    )
+    limit: int = field(
+        default=64 << 30, metadata=_about(SettingKind.BYTES, "How much each process stores at most, such as 200GB.")
+    )
+
+    def __post_init__(self) -> None:
+        _check(self, "storage.spool")
+        whole("storage.spool.limit", self.limit, least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,21 +111,13 @@ class Storage:
         default=None,
         metadata=_about(SettingKind.SECTION, "Where a node keeps what its processes fetched; by default nowhere."),
     )
+    spool: SpoolSettings | None = field(
+        default=SpoolSettings(),
+        metadata=_about(
+            SettingKind.SECTION,
+            "Where a process keeps blocks in use that do not fit into `prefetch_bytes`; null: they are fetched again.",
+        ),
+    )
 
     def __post_init__(self) -> None:
         _check(self, "storage")
-
-
-def _check(settings: Any, section: str) -> None:
-    for setting in fields(settings):
-        name, value = f"{section}.{setting.name}", getattr(settings, setting.name)
-        match setting.metadata["kind"]:
-            case SettingKind.BYTES | SettingKind.COUNT:
-                whole(name, value)
-            case SettingKind.POSITIVE_COUNT:
-                whole(name, value, least=1)
-            case SettingKind.SECONDS:
-                seconds(name, value)
-            case SettingKind.LOCAL_FOLDER:
-                if not isinstance(value, str) or not value or "://" in value:
-                    raise ConfigError(f"{name} is {shown(value)}; it must be a folder on a local disk")

@@ -19,6 +19,7 @@ class StorageStats:
     again_bytes: int = 0  # fetched a second time, because the documents were evicted for lack of memory
     waited: float = 0.0  # seconds in which the pipeline had to wait, over all workers of a rank
     held_bytes: int = 0  # in memory now
+    spooled_bytes: int = 0  # in the spool files now
 
     def __add__(self, other: "StorageStats") -> "StorageStats":
         names = [field.name for field in fields(self)]
@@ -36,4 +37,6 @@ class StorageStats:
             parts.append(f"{self.cached_bytes / 1e6:,.1f} MB from the cache")
         if self.again_bytes:
             parts.append(f"{self.again_bytes / 1e6:,.1f} MB read again")
+        if self.spooled_bytes:
+            parts.append(f"{self.spooled_bytes / 1e6:,.1f} MB spooled")
         return ", ".join(parts)

@@ -173,10 +173,22 @@ def test_windows_that_need_much_memory_are_warned_about(root: Path, object_store
     url = object_store.bucket("windows")
     store: dict[str, Any] = {"path": url, "storage_options": object_store.options}
     object_store.upload(root, url)
-    for window, warned in ((8, False), (2000, True)):
-        config = read_config(root / "run.yaml", {**store, "shuffle.window": window, "storage.prefetch_bytes": "100kB"})
+    small = {"storage.prefetch_bytes": "100kB"}
+    cases: list[tuple[int, dict[str, Any], str | None]] = [
+        (8, {"storage.spool": None}, None),
+        (2000, {"storage.spool": None}, "(100kB): "),
+        (2000, {}, None),
+        (2000, {"storage.spool.limit": "50kB"}, "(100kB) and storage.spool (50kB): "),
+    ]
+    for window, more, words in cases:
+        config = read_config(root / "run.yaml", {**store, **small, **more, "shuffle.window": window})
         report = outlook(Run.of_config(config), None, 1)
-        assert any("does not fit into storage.prefetch_bytes (100kB)" in one for one in report["warnings"]) == warned
+        found = [one for one in report["warnings"] if "does not fit into storage.prefetch_bytes" in one]
+        assert len(found) == (words is not None)
+        assert all(f"does not fit into storage.prefetch_bytes {words}blocks are fetched again" in one for one in found)
+        beyond = max(0.0, 1.5 * report["remote_shards_in_windows_bytes"] - 100_000)
+        limit = 1e9 if not more else 50_000 if "storage.spool.limit" in more else 0
+        assert report["remote_shards_spooled_per_worker_bytes"] == pytest.approx(min(limit, beyond), abs=1)
 
 
 def test_the_steps_are_those_that_a_run_takes(root: Path) -> None:

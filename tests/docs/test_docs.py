@@ -160,11 +160,11 @@ def test_the_tree_of_the_architecture_page_is_the_package() -> None:
 
 def test_the_settings_of_the_cloud_page_are_valid(tmp_path: Path) -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/cloud.md").read_text(), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 5
     for block in blocks:
         (tmp_path / "run.yaml").write_text(block)
         config = read_config(tmp_path / "run.yaml", {"path": "s3://bucket/corpus", "pack.seq_len": 4})
-        assert config.storage == fmsdata.Storage(cache=config.storage.cache)
+        assert config.storage == fmsdata.Storage(cache=config.storage.cache, spool=config.storage.spool)
     page = (ROOT / "docs/configuration.md").read_text() + (ROOT / "docs/cloud.md").read_text()
     for field in (*dataclasses.fields(fmsdata.Storage), *dataclasses.fields(StorageStats)):
         assert f"`{field.name}`" in page, field.name

@@ -147,11 +147,12 @@ def test_the_stream_survives_faults(corpus: Corpus, expected: Samples, proxy: Fa
 
 
 @pytest.mark.parametrize("budget", [0, 20_000, 1_000_000])
+@pytest.mark.filterwarnings("ignore:storage.prefetch_bytes is 20,000, too little")
 def test_the_stream_does_not_depend_on_the_budget(
     corpus: Corpus, expected: Samples, object_store: ObjectStore, budget: int
 ) -> None:
     """Also if what the pipeline holds is more than the budget, and is given up and read again."""
-    config = corpus.config(object_store.options, storage={"prefetch_bytes": budget})
+    config = corpus.config(object_store.options, storage={"prefetch_bytes": budget, "spool": None})
     loader = fmsdata.build_loader(config)
     for step, batch in enumerate(islice(loader, 60)):
         assert np.array_equal(batch["input_ids"], expected[2 * step : 2 * step + 2])
@@ -337,7 +338,11 @@ def test_nothing_leaks(tmp_path: Path, in_memory: str) -> None:
     assert after[2] <= before[2] + 1
 
 
-def test_memory_stays_within_the_budget_for_many_lanes_and_sources(tmp_path: Path, in_memory: str) -> None:
+@pytest.mark.parametrize("spool", [None, "spool"])
+@pytest.mark.filterwarnings("ignore:storage.prefetch_bytes is 8,000,000, too little")
+def test_memory_stays_within_the_budget_for_many_lanes_and_sources(
+    tmp_path: Path, in_memory: str, spool: str | None
+) -> None:
     """500 lanes x 13 sources, whose blocks in use are several times the budget."""
     rng = np.random.default_rng(3)
     documents = [rng.integers(10, 60_000, 3000).astype(np.uint16) for _ in range(1000)]
@@ -353,7 +358,7 @@ def test_memory_stays_within_the_budget_for_many_lanes_and_sources(tmp_path: Pat
         "shuffle": {"window": 2},
         "lanes": 500,
         "loader": {"batch_size": 50, "prefetch": 0},
-        "storage": {"prefetch_bytes": budget},
+        "storage": {"prefetch_bytes": budget, "spool": None if spool is None else {"path": str(tmp_path / spool)}},
     }
     everywhere = {source: {"path": ".", "weight": 1} for source in sources}
     local = fmsdata.build_loader({**config, "path": str(tmp_path), "sources": everywhere})
@@ -371,7 +376,9 @@ def test_memory_stays_within_the_budget_for_many_lanes_and_sources(tmp_path: Pat
 
     (locally, expected), (remotely, given) = grown(local), grown(remote)
     assert np.array_equal(given, expected)
-    assert remote.stats().storage.again_bytes, "the budget was enough"
+    storage = remote.stats().storage
+    assert storage.spooled_bytes if spool else storage.again_bytes, "the budget was enough"
+    assert not (storage.again_bytes if spool else storage.spooled_bytes)
     gc.collect()
     kept = [one for one in gc.get_objects() if type(one) is Block]
     assert sum(getattr(tokens, "nbytes", 0) for block in kept for tokens in block.arrays) < budget, (

@@ -1,7 +1,8 @@
 """Real object stores for the tests, on loopback and in a temporary folder: JuiceFS' S3 gateway, and OpenStack Swift.
 
 Both verify signatures, and serve ranges, listings and multipart uploads as S3 does. The gateway is what the tests
-use; Swift is there for a second opinion, since it shares no code with it.
+use; Swift is there for a second opinion, since it shares no code with it. `other_stores.py` has stores that do not
+speak S3.
 """
 
 import os
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections import Counter
 from pathlib import Path
@@ -68,7 +70,7 @@ def client(endpoint: str, key: str = KEY, secret: str = SECRET) -> Any:
 
 
 class Server:
-    """A server process on loopback that speaks S3, in a folder of its own, until it is stopped.
+    """A server process on loopback that stores objects in a folder of its own, until it is stopped.
 
     >>> with ObjectStore(tmp_path) as store:                                                  # doctest: +SKIP
     ...     url = store.bucket("corpus")
@@ -77,7 +79,9 @@ class Server:
     """
 
     key = KEY
-    ready = "/"  # the path that is answered with 200 when the server is ready
+    scheme = "s3"
+    writes = "PUT"  # the method that writes an object
+    ready, answer = "/", 200  # the path that is answered with this status when the server is ready
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -85,7 +89,6 @@ class Server:
         self.log = folder / "log"
         self._process: subprocess.Popen[bytes] | None = None
         self._buckets: Counter[str] = Counter()
-        self._client: Any = None
         folder.mkdir(parents=True, exist_ok=True)
         self.prepare()
         self.start()
@@ -105,7 +108,11 @@ class Server:
 
     @property
     def options(self) -> dict[str, Any]:
-        return storage_options(self.endpoint, self.key)
+        return self.options_at(self.endpoint)
+
+    def options_at(self, endpoint: str) -> dict[str, Any]:
+        """The same for a proxy in front of it."""
+        raise NotImplementedError
 
     def start(self) -> None:
         program, *arguments = self.command()
@@ -132,10 +139,15 @@ class Server:
         while time.monotonic() < end and self._process.poll() is None:
             try:
                 with urllib.request.urlopen(self.endpoint + self.ready, timeout=5) as answer:
-                    if answer.status == 200:
-                        return
+                    status = answer.status
+            except urllib.error.HTTPError as error:
+                status = error.code
+                error.close()
             except OSError:
-                time.sleep(0.02)
+                status = 0
+            if status == self.answer:
+                return
+            time.sleep(0.02)
         raise RuntimeError(f"{self.command()[0]} did not start: {self.log.read_text(errors='replace')[-2000:]}")
 
     def stop(self) -> None:
@@ -155,34 +167,36 @@ class Server:
         self.stop()
         self.start()
 
-    @property
-    def client(self) -> Any:
-        """A plain blocking client, for the tests themselves."""
-        if self._client is None:
-            self._client = client(self.endpoint, self.key)
-        return self._client
-
     def bucket(self, name: str = "test") -> str:
         """Create a bucket with a new name, and return its URL. The first of a name is `name-1`."""
         self._buckets[name] += 1
         bucket = f"{name}-{self._buckets[name]}"
-        self.client.create_bucket(Bucket=bucket)
-        return f"s3://{bucket}"
+        self.create(bucket)
+        return f"{self.scheme}://{bucket}"
+
+    def split(self, url: str) -> tuple[str, str]:
+        """Bucket and key of a URL."""
+        bucket, _, key = url.removeprefix(f"{self.scheme}://").partition("/")
+        return bucket, key
+
+    def create(self, bucket: str) -> None:
+        raise NotImplementedError
 
     def put(self, url: str, data: bytes) -> None:
-        bucket, _, key = url.removeprefix("s3://").partition("/")
-        self.client.put_object(Bucket=bucket, Key=key, Body=data)
+        raise NotImplementedError
 
     def get(self, url: str) -> bytes:
-        bucket, _, key = url.removeprefix("s3://").partition("/")
-        return bytes(self.client.get_object(Bucket=bucket, Key=key)["Body"].read())
+        raise NotImplementedError
 
     def list(self, url: str) -> dict[str, int]:
         """The objects below a URL, by their name relative to it, with their sizes."""
-        bucket, _, prefix = url.removeprefix("s3://").partition("/")
+        bucket, prefix = self.split(url)
         prefix = f"{prefix.rstrip('/')}/".lstrip("/")
-        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        return {item["Key"].removeprefix(prefix): item["Size"] for page in pages for item in page.get("Contents", ())}
+        return {key.removeprefix(prefix): size for key, size in self.sizes(bucket, prefix).items()}
+
+    def sizes(self, bucket: str, prefix: str) -> dict[str, int]:
+        """The objects of a bucket whose keys begin so."""
+        raise NotImplementedError
 
     def upload(self, folder: Path, url: str) -> None:
         """Copy all files below a local folder to a URL: `folder/a/b` becomes `url/a/b`."""
@@ -196,12 +210,47 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._client is not None:
-            self._client.close()
         self.stop()
 
 
-class ObjectStore(Server):
+class S3Server(Server):
+    """A server that speaks S3."""
+
+    _client: Any = None
+
+    def options_at(self, endpoint: str) -> dict[str, Any]:
+        return storage_options(endpoint, self.key)
+
+    @property
+    def client(self) -> Any:
+        """A plain blocking client, for the tests themselves."""
+        if self._client is None:
+            self._client = client(self.endpoint, self.key)
+        return self._client
+
+    def create(self, bucket: str) -> None:
+        self.client.create_bucket(Bucket=bucket)
+
+    def put(self, url: str, data: bytes) -> None:
+        bucket, key = self.split(url)
+        self.client.put_object(Bucket=bucket, Key=key, Body=data)
+
+    def get(self, url: str) -> bytes:
+        bucket, key = self.split(url)
+        return bytes(self.client.get_object(Bucket=bucket, Key=key)["Body"].read())
+
+    def sizes(self, bucket: str, prefix: str) -> dict[str, int]:
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        return {item["Key"]: item["Size"] for page in pages for item in page.get("Contents", ())}
+
+    def stop(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        super().stop()
+
+
+class ObjectStore(S3Server):
     """JuiceFS' gateway: one binary with MinIO's S3 layer, ready in a fraction of a second."""
 
     ready = "/minio/health/live"
@@ -237,7 +286,7 @@ def _juicefs() -> str:
     return found
 
 
-class SwiftStore(Server):
+class SwiftStore(S3Server):
     """OpenStack Swift with its S3 interface, ready in a second or two."""
 
     key = f"tests:{KEY}"  # account and user

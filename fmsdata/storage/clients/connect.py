@@ -1,20 +1,42 @@
 """Choosing the client for a filesystem, and explaining options that it does not accept."""
 
-import asyncio
 import inspect
 import re
 from collections.abc import Mapping
 from typing import Any
 
+import fsspec
+
 from fmsdata.core.checks import suggestion
 from fmsdata.errors import ConfigError
+from fmsdata.storage.clients.azure import AzureClient
 from fmsdata.storage.clients.base import Client, protocols
+from fmsdata.storage.clients.gcs import GcsClient
 from fmsdata.storage.clients.generic import AsyncClient, BlockingClient, LocalClient
 from fmsdata.storage.clients.http import HttpClient
 from fmsdata.storage.clients.s3 import S3Client
 from fmsdata.storage.settings import Storage
 
-CLIENTS: dict[str, type[AsyncClient]] = {"file": LocalClient, "http": HttpClient, "s3": S3Client}  # by protocol
+CLIENTS: dict[str, type[AsyncClient]] = {  # by protocol
+    "abfs": AzureClient,
+    "file": LocalClient,
+    "gs": GcsClient,
+    "http": HttpClient,
+    "s3": S3Client,
+}
+EXTRAS = {"abfs": "azure", "abfss": "azure", "az": "azure", "gcs": "gcs", "gs": "gcs"}  # by protocol
+
+
+def filesystem_class(protocol: str) -> type[Any]:
+    """The fsspec filesystem class of a protocol."""
+    try:
+        found: type[Any] = fsspec.get_filesystem_class(protocol)
+    except ImportError as cause:
+        if protocol not in EXTRAS:
+            raise
+        extra = EXTRAS[protocol]
+        raise ImportError(f'{cause.msg}: pip install "fmsdata[{extra}]"') from None
+    return found
 
 
 def client_class(filesystem: type[Any]) -> type[AsyncClient]:
@@ -32,10 +54,7 @@ async def connect(filesystem: type[Any], options: Mapping[str, Any], storage: St
     """
     try:
         kind = client_class(filesystem)
-        options = {**kind.options(options, storage), "skip_instance_cache": True}
-        if issubclass(kind, BlockingClient):
-            return kind(await asyncio.to_thread(filesystem, **options))
-        client = kind(filesystem(**options, asynchronous=True, loop=asyncio.get_running_loop()))
+        client = kind(await kind.files(filesystem, options, storage))
         await client.open()
         return client
     except (TypeError, ValueError, KeyError, ImportError) as cause:

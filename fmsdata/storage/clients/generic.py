@@ -40,6 +40,12 @@ class AsyncClient:
         """The arguments of the filesystem: the user's options, and those that the client needs."""
         return dict(options)
 
+    @classmethod
+    async def files(cls, filesystem: type[Any], options: Mapping[str, Any], storage: Storage) -> Any:
+        """The filesystem that the client uses."""
+        loop, options = asyncio.get_running_loop(), cls.options(options, storage)
+        return filesystem(**options, asynchronous=True, loop=loop, skip_instance_cache=True)
+
     async def open(self) -> None:
         if hasattr(self._files, "set_session"):
             self._session = await self._files.set_session()
@@ -139,6 +145,13 @@ class AsyncClient:
 
 class BlockingClient(AsyncClient):
     """Any blocking fsspec filesystem, called in threads."""
+
+    @classmethod
+    async def files(cls, filesystem: type[Any], options: Mapping[str, Any], storage: Storage) -> Any:
+        return await asyncio.to_thread(filesystem, **cls.options(options, storage), skip_instance_cache=True)
+
+    async def open(self) -> None:
+        """Nothing to do."""
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         if method == "cat_file" and type(self._files).cat_file is AbstractFileSystem.cat_file:
