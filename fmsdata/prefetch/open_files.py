@@ -189,6 +189,7 @@ class MappedBlocks:
         path = files.path(shard)
         file = self._opened.mapped.get(path)
         with file:
+            files.require_size(shard, file.size, self._source)
             if shard in files.copies:
                 copy = files.copies[shard]
                 opened = open_shard(self._opened.mapped.get(copy), str(copy))

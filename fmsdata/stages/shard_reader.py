@@ -137,7 +137,7 @@ class ShardReader(Stage):
     @property
     def remote_bytes(self) -> int:
         """The size of all shards together, if they are not on a local disk; else 0."""
-        return sum(entry.size for entry in self._files.entries)
+        return self._files.stored
 
     def with_max_epochs(self, max_epochs: float | None) -> "ShardReader":
         """The same source with a different end."""
