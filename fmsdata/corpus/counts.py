@@ -41,7 +41,7 @@ from fmsdata.storage.local import file_entry
 from fmsdata.storage.location import Location
 from fmsdata.storage.mapped import MappedFile
 
-MOST_COMPARED = 10_000  # shards of a manifest that are compared at every start; `fmsdata index` compares all
+MOST_COMPARED = 10_000  # shards of a manifest whose names are made objects, and compared, at every start
 log = logging.getLogger("fmsdata")
 
 
@@ -94,18 +94,20 @@ def _open_planned(folder: Location, planned: Planned, column: str | None) -> Sha
     rows, names, root = planned.rows, planned.rows.names, planned.root
     empty = np.flatnonzero(rows.documents == 0).tolist()
     if empty:  # these would never be opened
-        shards = [planned.entries[row] for row in empty]
-        for shard, count in count_shards(folder, [names[row] for row in empty], column, shards).items():
+        entries = [planned.entries[row] for row in empty]
+        for shard, count in count_shards(folder, [names[row] for row in empty], column, entries).items():
             if count[0]:
                 raise _not_empty(folder, shard, count, root)
     notes: list[str | None] = []
+    shards: Sequence[str] = names
     if len(names) <= MOST_COMPARED:
-        counts = dict(zip(names, zip(rows.documents.tolist(), rows.tokens.tolist(), strict=True), strict=True))
-        notes = [note_of_copies(folder, list(names), counts)]
+        shards = tuple(names)  # which are found a hundred times faster
+        counts = dict(zip(shards, zip(rows.documents.tolist(), rows.tokens.tolist(), strict=True), strict=True))
+        notes = [note_of_copies(folder, shards, counts)]
     logged = _logged(folder, [*filter(None, notes)])
-    found = Counts(names, rows.documents, rows.tokens, str(root), logged, rows=rows.as_text)
-    entries = planned.entries if folder.local is None else ()
-    return ShardFiles(location=folder.alone(), column=column, counts=found, entries=entries, sizes=rows.sizes)
+    found = Counts(shards, rows.documents, rows.tokens, str(root), logged, rows=rows.as_text)
+    files = planned.entries if folder.local is None else ()
+    return ShardFiles(location=folder.alone(), column=column, counts=found, entries=files, sizes=rows.sizes)
 
 
 def _not_empty(folder: Location, shard: str, count: Count, root: Location | None) -> CountsError:

@@ -230,8 +230,11 @@ def _nested(root: Location, counts: Mapping[str, Count]) -> Iterator[str]:
     """What to say of counts in folders further down. Of those, a source reads the nearest."""
     folders = {"/".join(parts[:i]) for shard in counts for parts in [shard.split("/")] for i in range(1, len(parts))}
     for folder in sorted(folders):
+        files = all_counts_files(root / folder)
+        if not files:
+            continue
         inside = {shard[len(folder) + 1 :]: count for shard, count in counts.items() if shard.startswith(f"{folder}/")}
-        compared = [(file, _compare(file, inside)) for file in all_counts_files(root / folder)]
+        compared = [(file, _compare(file, inside)) for file in files]
         for file, other in compared:
             if other.wrong:
                 raise CountsError(

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.errors import CountsError, DataError
@@ -115,6 +114,8 @@ class Manifest:
         return cls(pa.py_buffer(data), name)
 
     def _read(self, data: pa.Buffer) -> None:
+        import pyarrow.compute as pc  # which takes 20 ms
+
         reader = pa.ipc.open_file(pa.BufferReader(data))
         metadata = reader.schema.metadata or {}
         if metadata.get(b"fmsdata") != VERSION or not reader.schema.remove_metadata().equals(SCHEMA):
@@ -243,6 +244,8 @@ class Rows:
 
     def as_text(self) -> Iterator[memoryview]:
         """All rows as text, as `Counts.digest` takes them."""
+        import pyarrow.compute as pc
+
         manifest, columns = self.manifest, ("documents", "tokens")
         line, comma, nothing = _strings("\n", ",", "")
         for first in range(self._first, self._stop, AT_ONCE):

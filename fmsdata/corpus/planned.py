@@ -170,7 +170,7 @@ def _are_times(times: Mapping[str, int], root: Path, inside: str) -> bool:
     """Whether folders last changed when they did then."""
     below = f"{inside}/" if inside else ""
     try:
-        return all(
+        return inside in times and all(
             os.stat(root / folder).st_mtime_ns == time
             for folder, time in times.items()
             if folder == inside or folder.startswith(below)

@@ -58,11 +58,16 @@ def no_listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return start
 
 
-def test_counts_and_digests_are_those_of_a_listing(root: Path, no_listing: Callable[[], None]) -> None:
+@pytest.mark.parametrize("objects", [0, 1000])
+def test_counts_and_digests_are_those_of_a_listing(
+    root: Path, no_listing: Callable[[], None], monkeypatch: pytest.MonkeyPatch, objects: int
+) -> None:
     names = ["web", "web/deep", "web-x", "wiki", "wiki.old", ""]
     listed = [as_tuple(read_counts(root / name)) for name in names]
     index_corpus(root)
     no_listing()
+    monkeypatch.setattr("fmsdata.corpus.counts.MOST_COMPARED", objects)
+    assert isinstance(read_counts(root).shards, tuple) == bool(objects)
     assert [as_tuple(read_counts(root / name)) for name in names] == listed
 
 
@@ -196,7 +201,10 @@ def test_a_nearer_meta_folder_decides(root: Path) -> None:
     assert read_counts(root / "wiki").csv_root == str(root)
 
 
-def test_other_processes_map_the_same_file_also_after_it_was_written_again(root: Path) -> None:
+def test_other_processes_map_the_same_file_also_after_it_was_written_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fmsdata.corpus.counts.MOST_COMPARED", 0)
     index_corpus(root)
     first = open_source(Location(root / "web"))
     sent = pickle.dumps(first)
@@ -356,6 +364,18 @@ def test_a_corpus_that_was_copied_to_another_bucket_is_listed(
     assert as_tuple(found.counts) == as_tuple(expected.counts)
     assert isinstance(found.entries, tuple)
     assert found.stored == expected.stored
+
+
+def test_the_manifest_of_a_remote_corpus_that_was_downloaded_is_checked_by_a_listing(
+    remote: Location, root: Path
+) -> None:
+    (root / "meta").mkdir()
+    for name in (FILE, "counts.csv"):
+        (root / "meta" / name).write_bytes((remote / "meta" / name).read_bytes())
+    assert as_tuple(read_counts(root / "web")) == as_tuple(read_counts(remote / "web"))
+    assert open_source(Location(root / "web")).sizes is not None
+    shutil.copyfile(root / "wiki/part-0.arrow", root / "web/added.arrow")
+    assert "added.arrow" in read_counts(root / "web").shards
 
 
 def test_the_newest_manifest_of_a_corpus_is_kept_on_the_disk(remote: Location, own_cache: Path) -> None:
