@@ -102,7 +102,14 @@ def index_corpus(
         notes.append(f"warning: {copies}")
     notes += _nested(root, counts)
     file, written = _write_csv(root, counts, notes, replace=replace)
-    manifest = keep_manifest(root, entries, counts, column, times, [name for name in found.names if name not in counts])
+    others = [name for name in found.names if name not in counts]
+    manifest = None
+    try:
+        manifest = keep_manifest(root, entries, counts, column, times, others)
+    except DataError as error:
+        if written:
+            raise
+        notes.append(f"warning: {error}; without it, every start lists the shards")  # a folder that is only read
     documents, tokens = (sum(count[i] for count in counts.values()) for i in (0, 1))
     return Indexed(file.alone(), written, len(counts), documents, tokens, notes, text, manifest)
 

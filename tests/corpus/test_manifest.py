@@ -174,6 +174,19 @@ def test_counts_written_later_are_believed(root: Path, caplog: pytest.LogCapture
     assert read_counts(root / "web").documents[3] == 8
 
 
+def test_where_it_cannot_be_written_counts_that_are_right_still_do(root: Path) -> None:
+    index_corpus(root)
+    (root / "meta" / FILE).unlink()
+    (root / "meta" / FILE).mkdir()
+    done = index_corpus(root)
+    assert (done.written, done.manifest) == (False, None)
+    assert any(f"{FILE}: the manifest can't be written" in note for note in done.notes)
+    assert read_counts(root / "web").csv_root == str(root)
+    write(root / "web", 5, shards=4)
+    with pytest.raises(DataError, match="the manifest can't be written"):
+        index_corpus(root)
+
+
 def test_only_new_and_changed_shards_are_counted_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[str] = []
     count = index_corpus.__globals__["count_shards"]
