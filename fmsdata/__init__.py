@@ -7,6 +7,8 @@ name is listed twice, for type checkers and for `__getattr__`. A test compares t
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fmsdata.core.collecting import no_collection
+
 if TYPE_CHECKING:
     from fmsdata import errors as errors
     from fmsdata import keys as keys
@@ -98,12 +100,11 @@ __all__ = sorted([*_HOME_OF, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME_OF:
-        value = getattr(import_module(f"fmsdata.{_HOME_OF[name]}"), name)
-    elif name in _MODULES:
-        value = import_module(f"fmsdata.{name}")
-    else:
+    if name not in _HOME_OF and name not in _MODULES:
         raise AttributeError(f"module 'fmsdata' has no attribute {name!r}")
+    with no_collection():  # what an import makes stays: collections took a third of the time
+        module = import_module(f"fmsdata.{_HOME_OF.get(name, name)}")
+    value = getattr(module, name) if name in _HOME_OF else module
     globals()[name] = value
     return value
 

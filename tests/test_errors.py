@@ -14,6 +14,7 @@ import pytest
 import fmsdata
 from fmsdata import ConfigError, CountsError, DataError, StateError
 from fmsdata.corpus.index import write_index
+from fmsdata.corpus.manifest import FILE
 from tests.helpers import CONFIG, closed, documents, maker, opened, write_source
 
 
@@ -146,6 +147,7 @@ def test_a_shard_that_vanishes_is_named(corpus: Path) -> None:
 
 def test_counts_that_disagree_are_named(corpus: Path) -> None:
     write_index(corpus)
+    (corpus / "meta" / FILE).unlink()  # which would notice another size first
     build(corpus)
     write_source(corpus / "web", documents(np.random.default_rng(5), 61))
     with pytest.raises(

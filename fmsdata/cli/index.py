@@ -30,6 +30,9 @@ def index(
     be entered. Only new and changed files are read. With --tokenizer, the tokens of their documents
     are counted too, for natural weights, finite passes and evaluation.
 
+    Of Arrow shards, the manifest FOLDER/meta/fmsdata-manifest.ipc is written too, from which runs plan
+    without listing the folder. Shards that have not changed since are not counted again.
+
     Counts of other programs in that folder are compared and left as they are, unless you give
     --replace.
 
@@ -50,6 +53,8 @@ def index(
     if done.rows or done.text is None:
         holds = f"{counted(done.rows, 'shard')}, {counted(done.documents, 'document')}, {counted(done.tokens, 'token')}"
         say(f"wrote {done.file}: {holds}" if done.written else f"{done.file} is up to date: {holds}")
+    if done.manifest is not None:
+        say(f"wrote {done.manifest}, from which runs plan without listing the folder")
     if text := done.text:
         entries = text.entries.values()
         files, documents = len(entries), sum(entry.documents for entry in entries)
@@ -65,6 +70,7 @@ def _report(done: "Indexed") -> dict[str, Any]:
     return {
         "file": None if not done.rows and text is not None else str(done.file),
         "written": done.written,
+        "manifest": None if done.manifest is None else str(done.manifest),
         "shards": done.rows,
         "documents": done.documents,
         "tokens": done.tokens,

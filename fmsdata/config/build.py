@@ -15,6 +15,7 @@ from fmsdata.config.sections import Config, DocumentsConfig, PhaseConfig, Source
 from fmsdata.core.checks import suggestion
 from fmsdata.core.stage import Stage
 from fmsdata.corpus.listing import VALIDATION, all_shards, arrow_first, find_shards, held_out, is_leftover
+from fmsdata.corpus.planned import find_unmoved
 from fmsdata.corpus.selection import has_patterns
 from fmsdata.errors import ConfigError, DataError
 from fmsdata.formats import SUFFIXES, format_of
@@ -212,10 +213,11 @@ def _source_paths(root: Location, sources: Mapping[str, SourceConfig] | None) ->
             raise ConfigError(
                 f"sources.{name}.path: {source.path!r} is a pattern; name the folder, and use `files` for it"
             )
-    root = root.listed(*(source.path or name for name, source in sources.items()))
     paths = {name: root / (source.path or name) for name, source in sources.items()}
+    planned = {name for name, path in paths.items() if sources[name].files is None and find_unmoved(path, root)}
+    root = root.listed(*(source.path or name for name, source in sources.items() if name not in planned))
     for name, path in paths.items():
-        if path.exists():
+        if name in planned or path.exists():
             continue
         if not root.is_dir():
             raise DataError(f"{root}: {root.why_no_folder()}; check `path`")
@@ -227,7 +229,10 @@ def _source_paths(root: Location, sources: Mapping[str, SourceConfig] | None) ->
 
 def _folders_with_shards(root: Location) -> dict[str, Location]:
     """The folders that hold shards: Arrow shards, if there are any."""
-    if root.local is not None:
+    planned = find_unmoved(root := root.listed("meta"), root)
+    if planned is not None:
+        names, others = planned.rows.examples, planned.others
+    elif root.local is not None:
         shards = find_shards(root)
         names, others = shards.names, shards.others
     else:

@@ -1,7 +1,7 @@
 """Lane: what an iterator knows about the lane that it works for."""
 
 import weakref
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from fmsdata.core.blocks import Host
@@ -78,7 +78,9 @@ class Lane:
 
     def named(self, name: str) -> "Lane":
         """The same lane, for what lies below one name of a mixture."""
-        return replace(self, source=full_name(self.source, name), pace=Pace(within=self.pace))
+        lane = object.__new__(Lane)  # `replace` takes five times as long, and a start opens thousands of them
+        vars(lane).update(vars(self), source=full_name(self.source, name), pace=Pace(within=self.pace))
+        return lane
 
 
 def full_name(source: str, name: str) -> str:

@@ -22,6 +22,7 @@ from fmsdata.corpus.listing import (
     note_of_others,
     note_of_skipped,
 )
+from fmsdata.corpus.planned import Planned, find_planned
 from fmsdata.corpus.progress import progress
 from fmsdata.corpus.selection import Files, has_patterns
 from fmsdata.corpus.text_copy import copy_files
@@ -40,6 +41,7 @@ from fmsdata.storage.local import file_entry
 from fmsdata.storage.location import Location
 from fmsdata.storage.mapped import MappedFile
 
+MOST_COMPARED = 10_000  # shards of a manifest whose names are made objects, and compared, at every start
 log = logging.getLogger("fmsdata")
 
 
@@ -53,8 +55,14 @@ def read_counts(folder: str | os.PathLike[str] | Location, column: str | None = 
 
 
 def open_source(folder: Location, column: str | None = None, files: Files = None) -> ShardFiles:
-    """The shards of one source, with their counts. `files` selects some of the folder."""
+    """The shards of one source, with their counts. `files` selects some of the folder.
+
+    They come from the manifest of the corpus, if there is one and it lists them, else from a listing.
+    """
     folder = folder.listed()
+    planned = find_planned(folder) if files is None else None
+    if planned is not None:
+        return _open_planned(folder, planned, column)
     listed = list_shards(folder, files)
     notes = [note_of_skipped(listed.skipped)] if listed.skipped else []
     if listed.others:
@@ -69,13 +77,9 @@ def open_source(folder: Location, column: str | None = None, files: Files = None
     unlisted = [shard for shard in shards if shard not in counts] if root is not None else []
     # A shard with 0 documents according to the CSV would never be opened, so its count would never be checked.
     uncertain = [shard for shard in shards if counts.get(shard, (0, 0))[0] == 0]
-    if uncertain:
-        for shard, count in count_shards(folder, uncertain, column).items():
-            if counts.setdefault(shard, count) != count:
-                raise CountsError(
-                    f"{folder}: counts say 0 documents in {shard} but the file holds {count[0]}; "
-                    f"run `fmsdata index` to rebuild the counts (they are in {root}/meta)"
-                )
+    for shard, count in count_shards(folder, uncertain, column).items() if uncertain else ():
+        if counts.setdefault(shard, count) != count:
+            raise _not_empty(folder, shard, count, root)
     notes = [*filter(None, [note_of_copies(folder, shards, counts, named=named)]), *notes]
     if unlisted:
         notes.append(_note_of_unlisted(f"the counts in {root}/meta lack", unlisted, shards, root))
@@ -83,6 +87,34 @@ def open_source(folder: Location, column: str | None = None, files: Files = None
     source = None if root is None else str(root)
     found = Counts(tuple(shards), pairs[:, 0], pairs[:, 1], source, _logged(folder, notes))
     return ShardFiles(location=folder.alone(), column=column, counts=found, entries=listed.entries)
+
+
+def _open_planned(folder: Location, planned: Planned, column: str | None) -> ShardFiles:
+    """A source whose shards are in a manifest."""
+    rows, names, root = planned.rows, planned.rows.names, planned.root
+    empty = np.flatnonzero(rows.documents == 0).tolist()
+    if empty:  # these would never be opened
+        entries = [planned.entries[row] for row in empty]
+        for shard, count in count_shards(folder, [names[row] for row in empty], column, entries).items():
+            if count[0]:
+                raise _not_empty(folder, shard, count, root)
+    notes: list[str | None] = []
+    shards: Sequence[str] = names
+    if len(names) <= MOST_COMPARED:
+        shards = tuple(names)  # which are found a hundred times faster
+        counts = dict(zip(shards, zip(rows.documents.tolist(), rows.tokens.tolist(), strict=True), strict=True))
+        notes = [note_of_copies(folder, shards, counts)]
+    logged = _logged(folder, [*filter(None, notes)])
+    found = Counts(shards, rows.documents, rows.tokens, str(root), logged, rows=rows.as_text)
+    files = planned.entries if folder.local is None else ()
+    return ShardFiles(location=folder.alone(), column=column, counts=found, entries=files, sizes=rows.sizes)
+
+
+def _not_empty(folder: Location, shard: str, count: Count, root: Location | None) -> CountsError:
+    return CountsError(
+        f"{folder}: counts say 0 documents in {shard} but the file holds {count[0]}; "
+        f"run `fmsdata index` to rebuild the counts (they are in {root}/meta)"
+    )
 
 
 def _open_text(folder: Location, listed: ShardList, column: str | None, notes: list[str], *, named: bool) -> ShardFiles:
@@ -167,14 +199,18 @@ def _logged(folder: Location, notes: Sequence[str]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def count_shards(folder: Location, shards: Sequence[str], column: str | None = None) -> dict[str, Count]:
-    """Count documents and tokens in the files themselves, several at a time."""
+def count_shards(
+    folder: Location, shards: Sequence[str], column: str | None = None, entries: Sequence[Entry] | None = None
+) -> dict[str, Count]:
+    """Count documents and tokens in the files themselves, several at a time. `entries` are these files, if known."""
     log.info("counting %d shards in %s; `fmsdata index` saves the counts in a file", len(shards), folder)
     with progress(f"counting {folder.name}", len(shards)) as done:
         if folder.local is not None:
             return dict(zip(shards, _count_local(folder.local, shards, column, done), strict=True))
-        entries = {entry.name: entry for entry in folder.files(SUFFIXES)}
-        return count_remote(folder, [entries[shard] for shard in shards], column, done)
+        if entries is None:
+            known = {entry.name: entry for entry in folder.files(SUFFIXES)}
+            entries = [known[shard] for shard in shards]
+        return count_remote(folder, entries, column, done)
 
 
 def _count_local(folder: Path, shards: Sequence[str], column: str | None, done: Callable[[], None]) -> list[Count]:

@@ -52,8 +52,8 @@ def all_counts(root: Location, shards: Sequence[str]) -> dict[str, Count]:
 
 def counts_files(root: Location) -> list[Location]:
     """The counts files in the `meta` folder that are read: the index, or else all others."""
-    files = all_counts_files(root)
-    return [file for file in files if file.name == INDEX] or files
+    files = {file.name: file for file in all_counts_files(root)}
+    return [files[name] for name in counts_names(files)]
 
 
 def all_counts_files(root: Location) -> list[Location]:
@@ -63,7 +63,17 @@ def all_counts_files(root: Location) -> list[Location]:
         names = [file.name for file in (root.local / "meta").glob("*.csv")]
     else:
         names = [file.name for file in meta.level().files]
-    return [meta / name for name in sorted(names) if name == INDEX or fnmatchcase(name, FILES)]
+    return [meta / name for name in sorted(names) if _holds_counts(name)]
+
+
+def counts_names(names: Iterable[str]) -> list[str]:
+    """Those of the files in a `meta` folder that `counts_files` reads."""
+    files = sorted(filter(_holds_counts, names))
+    return [name for name in files if name == INDEX] or files
+
+
+def _holds_counts(name: str) -> bool:
+    return name == INDEX or fnmatchcase(name, FILES)
 
 
 def _read_table(root: Location, folder: Location) -> "CountsTable":

@@ -21,6 +21,7 @@ from fmsdata.corpus.listing import (
     note_of_others,
     note_of_skipped,
 )
+from fmsdata.corpus.manifest_writing import counts_of_unchanged, folder_times, keep_manifest, remove_manifest
 from fmsdata.corpus.text_indexing import IndexedText, index_text
 from fmsdata.corpus.tokenizer import Tokenizer
 from fmsdata.errors import CountsError, DataError
@@ -42,6 +43,7 @@ class Indexed(NamedTuple):
     tokens: int
     notes: list[str]  # what was done and found, in words
     text: IndexedText | None = None  # the index of text files, which is a file of its own
+    manifest: Location | None = None  # the file that was written besides, if it changed
 
 
 def write_index(
@@ -73,26 +75,49 @@ def index_corpus(
     root = Location(root).listed()
     if root.local is not None and not root.is_dir():
         raise DataError(f"{root}: {root.why_no_folder()}; check the path")
-    found = all_shards(root)
-    if not found.names:
+    if not all_shards(root).names:
         raise DataError(f"{root}: no files ending in {', '.join(SUFFIXES)} below it; check the path")
+    times = folder_times(root)
+    found = all_shards(root)  # again, if it is local: it is what it was at these times, or a start will notice
     notes = [note_of_skipped(found.skipped)] if found.skipped else []
-    names, not_arrow = by_kind(found.names)
-    if len(names) + len(not_arrow) < len(found.names):
-        notes.append(note_of_others([name for name in found.names if name not in {*names, *not_arrow}]))
+    arrow, not_arrow = by_kind(found.names)
+    if len(arrow) + len(not_arrow) < len(found.names):
+        notes.append(note_of_others([name for name in found.names if name not in {*arrow, *not_arrow}]))
     if found.misnamed:
         notes.append(note_of_misnamed(found.misnamed))
+    entries = entries_of(root, found.only(arrow))
     text, with_tokens = index_text(root, entries_of(root, found.only(not_arrow)), column, tokenizer)
-    names = sorted([*names, *with_tokens])
+    names = sorted([*arrow, *with_tokens])
     if text is not None:
         notes += text.notes
     if not names and text is not None:
+        remove_manifest(root)
         documents = sum(entry.documents for entry in text.entries.values())
         return Indexed(text.file.alone(), text.written, 0, documents, text.tokens or 0, notes, text)
-    counts = count_shards(root, names, column)
+    known = counts_of_unchanged(root, entries, column)
+    unknown = [name for name in names if name not in known]
+    counts = known | (count_shards(root, unknown, column) if unknown else {})
+    counts = {name: counts[name] for name in names}
     if copies := note_of_copies(root, names, counts):
         notes.append(f"warning: {copies}")
     notes += _nested(root, counts)
+    file, written = _write_csv(root, counts, notes, replace=replace)
+    others = [name for name in found.names if name not in counts]
+    manifest = None
+    try:
+        manifest = keep_manifest(root, entries, counts, column, times, others)
+    except DataError as error:
+        if written:
+            raise
+        notes.append(f"warning: {error}; without it, every start lists the shards")  # a folder that is only read
+    documents, tokens = (sum(count[i] for count in counts.values()) for i in (0, 1))
+    return Indexed(file.alone(), written, len(counts), documents, tokens, notes, text, manifest)
+
+
+def _write_csv(
+    root: Location, counts: Mapping[str, Count], notes: list[str], *, replace: bool
+) -> tuple[Location, bool]:
+    """Compare with the counts that are there and write what is missing: the file with the counts, if it was written."""
     meta = root / "meta"
     try:
         files = {file.name: file for file in all_counts_files(root)}
@@ -122,7 +147,7 @@ def index_corpus(
                 finding = f"lacks {missing}" if lacking else "agrees with the shards"
                 notes.append(f"left {file} as it is: another program's, it {finding}{other.elsewhere}")
             if not lacking and not own:
-                return _indexed(others[0], counts, notes, text, written=False)
+                return others[0], False
             target, stale = meta / (OWN if OWN in own else INDEX), set()
         table = _table(counts)
         written = not (target.name in files and target.read_bytes() == table)
@@ -135,7 +160,7 @@ def index_corpus(
         raise DataError(f"{meta}: the counts can't be written: {error.strerror}") from None
     if written and target.name == INDEX:
         notes.append(f"fmsdata reads {target} instead of the other counts there; fms-fsdp's loader ignores it")
-    return _indexed(target, counts, notes, text, written=written)
+    return target, written
 
 
 def write_counts(root: Location, counts: Mapping[str, Count]) -> Location:
@@ -143,13 +168,6 @@ def write_counts(root: Location, counts: Mapping[str, Count]) -> Location:
     file = root / "meta" / OWN
     file.write_bytes(_table(counts))
     return file
-
-
-def _indexed(
-    file: Location, counts: Mapping[str, Count], notes: list[str], text: IndexedText | None, *, written: bool
-) -> Indexed:
-    documents, tokens = (sum(count[i] for count in counts.values()) for i in (0, 1))
-    return Indexed(file.alone(), written, len(counts), documents, tokens, notes, text)
 
 
 def _table(counts: Mapping[str, Count], slash: str = "/") -> bytes:
@@ -219,8 +237,11 @@ def _nested(root: Location, counts: Mapping[str, Count]) -> Iterator[str]:
     """What to say of counts in folders further down. Of those, a source reads the nearest."""
     folders = {"/".join(parts[:i]) for shard in counts for parts in [shard.split("/")] for i in range(1, len(parts))}
     for folder in sorted(folders):
+        files = all_counts_files(root / folder)
+        if not files:
+            continue
         inside = {shard[len(folder) + 1 :]: count for shard, count in counts.items() if shard.startswith(f"{folder}/")}
-        compared = [(file, _compare(file, inside)) for file in all_counts_files(root / folder)]
+        compared = [(file, _compare(file, inside)) for file in files]
         for file, other in compared:
             if other.wrong:
                 raise CountsError(

@@ -125,7 +125,7 @@ def shard_entries(folder: Location) -> list[Entry]:
     found = all_shards(folder) if folder.local is None or folder.is_dir() else ShardList([])
     names = sorted(name for names in by_kind(found.names) for name in names) or list_shards(folder).names
     if folder.local is None:
-        return [entry for entry in found.entries if entry.name in set(names)]
+        return list(found.only(names).entries)
     entries = []
     for name in names:
         try:

@@ -17,7 +17,8 @@ from fmsdata.core.keys import Ints
 from fmsdata.core.wording import counted
 from fmsdata.corpus.counts_csv import Count, all_counts
 from fmsdata.corpus.duplicates import document_hashes, joined, repeated
-from fmsdata.corpus.listing import UNFINISHED, all_shards, note_of_copies, note_of_skipped, shard_entries
+from fmsdata.corpus.listing import ARROW, UNFINISHED, all_shards, note_of_copies, note_of_skipped, shard_entries
+from fmsdata.corpus.manifest_writing import manifest_of
 from fmsdata.corpus.progress import showing_progress
 from fmsdata.corpus.scan import Scanned, scan_file
 from fmsdata.corpus.text_counts import read_index
@@ -94,6 +95,7 @@ class _Verification:
     def __init__(self, root: Location, vocabulary: int | None, column: str | None, duplicates: bool) -> None:
         self._root, self._vocabulary, self._column = root, vocabulary, column
         self._uncompared = False  # whether some counts can't be read
+        self._listed: dict[str, tuple[int, int, int]] = {}  # size, documents and tokens in the manifest
         self._report = VerifyReport(str(root))
         self._sources: dict[str, SourceReport] = {}
         self._hashes: list[npt.NDArray[np.void]] | None = [] if duplicates else None
@@ -110,7 +112,10 @@ class _Verification:
                 count = self._shard(entry)
                 if count is not None:
                     found[entry.name] = count
-                    self._compare(entry.name, counts.get(entry.name, count), count)
+                    if (expected := counts.get(entry.name, count)) != count:
+                        self._compare(entry.name, expected, count)
+                    else:
+                        self._compare_with_manifest(entry, count)
                 progress.advance(entry.size)
         self._look_for_duplicates()
         if UNFINISHED in self._root.folders():
@@ -139,6 +144,7 @@ class _Verification:
         except FmsdataError as error:
             self._uncompared, index = True, {}
             self._wrong("", None, str(error))
+        self._read_manifest(entries)
         for entry in entries:
             if (listed := index.get(entry.name)) is not None:
                 counts[entry.name] = listed.documents, listed.nbytes
@@ -150,6 +156,36 @@ class _Verification:
                         "run `fmsdata index`",
                     )
         return counts
+
+    def _read_manifest(self, entries: Sequence[Entry]) -> None:
+        """What the manifest says of the shards. Which shards it lacks, and which it has too many."""
+        try:
+            rows = None if (manifest := manifest_of(self._root)) is None else manifest.rows("")
+        except FmsdataError as error:
+            self._wrong("", None, str(error))
+            return
+        if rows is None:
+            return
+        counts = zip(rows.sizes.tolist(), rows.documents.tolist(), rows.tokens.tolist(), strict=True)
+        self._listed = dict(zip(rows.names, counts, strict=True))
+        names = {entry.name for entry in entries if entry.name.endswith(ARROW)}
+        for name in sorted(self._listed.keys() - names) if not self._uncompared else ():
+            self._wrong(name, None, "is in the manifest, but there is no such file; run `fmsdata index`")
+        if missing := sorted(names - self._listed.keys()):
+            self._report.notes.append(
+                f"the manifest lacks {counted(len(missing), 'shard')}, such as {missing[0]}; "
+                f"run `fmsdata index {self._root}`"
+            )
+
+    def _compare_with_manifest(self, entry: Entry, found: Count) -> None:
+        listed = self._listed.get(entry.name)
+        if listed is not None and listed != (entry.size, *found):
+            self._wrong(
+                entry.name,
+                None,
+                f"the manifest lists {_facts(*listed)}, but the file has {_facts(entry.size, *found)}; "
+                "run `fmsdata index`",
+            )
 
     def _wrong(self, shard: str, document: int | None, problem: str) -> None:
         self._report.problems.append(Problem(shard, document, problem.removeprefix(f"{self._root / shard}: ")))
@@ -265,6 +301,10 @@ class _Verification:
         for source in self._sources.values():
             if len(source.dtypes) > 1:
                 notes.append(f"source {source.name!r} has tokens of several types: {', '.join(source.dtypes)}")
+
+
+def _facts(size: int, documents: int, tokens: int) -> str:
+    return f"{counted(size, 'byte')}, {counted(documents, 'document')} and {counted(tokens, 'token')}"
 
 
 class _Few:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.distributed import ProcessGroup
@@ -22,8 +22,6 @@ from fmsdata.core.checks import whole
 from fmsdata.core.outline import Outline, facts_of, outline_of
 from fmsdata.core.state import State, plain
 from fmsdata.core.wording import counted, shown
-from fmsdata.epochs.rows import Rows
-from fmsdata.epochs.sampler import EpochSampler
 from fmsdata.errors import ConfigError, FmsdataWarning, StageError, StateError
 from fmsdata.loader.batches import BatchFinisher, BatchSource, LocalBatchSource
 from fmsdata.loader.device import checked_device
@@ -52,6 +50,10 @@ from fmsdata.tasks.base import Task
 from fmsdata.tasks.batch import check_outputs
 from fmsdata.tasks.causal_lm import CausalLM
 from fmsdata.tasks.collate import Collate
+
+if TYPE_CHECKING:
+    from fmsdata.epochs.rows import Rows
+    from fmsdata.epochs.sampler import EpochSampler
 
 NO_STATE = "an evaluation has no state: it reads its set from the top at each iteration"
 
@@ -93,7 +95,7 @@ class StatefulDataLoader:
     evaluation: bool = False
     keeper: str | None = None  # the trainer whose checkpoints hold the state
 
-    def __new__(cls, *_: Any, sampler: EpochSampler | None = None, **__: Any) -> "StatefulDataLoader":
+    def __new__(cls, *_: Any, sampler: "EpochSampler | None" = None, **__: Any) -> "StatefulDataLoader":
         if cls is StatefulDataLoader and sampler is not None:
             from fmsdata.loader.rows import RowLoader
 
@@ -102,11 +104,11 @@ class StatefulDataLoader:
 
     def __init__(
         self,
-        data: Rescalable | Rows,
+        data: "Rescalable | Rows",
         *,
         batch_size: int | None = None,
         num_workers: int = 0,
-        sampler: EpochSampler | None = None,
+        sampler: "EpochSampler | None" = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         prefetch_factor: int | None = None,
         drop_last: bool | None = None,

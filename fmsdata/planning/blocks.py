@@ -3,7 +3,6 @@
 Every process that plans a run computes the same blocks, without I/O or communication.
 """
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -19,60 +18,54 @@ BLOCKS_PER_LANE = 32
 
 @dataclass(frozen=True, eq=False)
 class BlockPlan:
-    """A source cut into blocks: runs of consecutive documents of one shard."""
+    """A source cut into blocks: runs of consecutive documents of one shard.
 
-    documents: list[int]  # of each shard
-    first_block: list[int]  # of each shard, and behind the last
-    mean_length: list[float]  # tokens per document, of each shard
+    It holds arrays and no object per shard: a source may have a million of them.
+    """
 
-    @property
+    documents: Ints  # of each shard
+    first_block: Ints  # of each shard, and behind the last
+    mean_lengths: npt.NDArray[np.float64]  # tokens per document, of each shard
+
+    @cached_property
     def blocks(self) -> int:
-        return self.first_block[-1]
+        return int(self.first_block[-1])
 
     def address(self, block: int) -> Address:
         """Where a block is."""
-        shard = bisect_right(self.first_block, block) - 1
-        part, parts = block - self.first_block[shard], self.first_block[shard + 1] - self.first_block[shard]
-        documents = self.documents[shard]
-        return Address(shard, part * documents // parts, (part + 1) * documents // parts)
+        return Address(*self.addresses(np.array([block]))[0].tolist())
 
     def addresses(self, blocks: Ints) -> Ints:
         """The same for several blocks: rows of shard, first document, and the document after the last."""
-        first_block, documents = self._arrays
-        shard = np.searchsorted(first_block, blocks, side="right") - 1
-        begin = first_block.take(shard)
-        part, parts, count = blocks - begin, first_block.take(shard + 1) - begin, documents.take(shard)
+        shard = np.searchsorted(self.first_block, blocks, side="right") - 1
+        begin = self.first_block.take(shard)
+        part, parts, count = blocks - begin, self.first_block.take(shard + 1) - begin, self.documents.take(shard)
         out = np.empty((len(blocks), 3), np.int64)
         out[:, 0], out[:, 1], out[:, 2] = shard, part * count // parts, (part + 1) * count // parts
         return out
 
-    @cached_property
-    def _arrays(self) -> tuple[Ints, Ints]:
-        return np.array(self.first_block), np.array(self.documents)
-
-    @cached_property
-    def mean_lengths(self) -> npt.NDArray[np.float64]:
-        """`mean_length` as an array."""
-        return np.array(self.mean_length)
-
     def keys(self, seed: int, source: str, epoch: int, shard: int) -> "BlockKeys":
         """The keys of the documents of a shard: those of their blocks."""
-        first, behind = self.first_block[shard : shard + 2]
-        return BlockKeys(seed, source, epoch, first, behind, self.documents[shard])
+        return BlockKeys(seed, source, epoch, *self._shard(shard))
 
     def tokens(self, address: Address) -> float:
         """About how many tokens a block has."""
-        return (address.stop - address.first) * self.mean_length[address.shard]
+        return (address.stop - address.first) * float(self.mean_lengths[address.shard])
 
     def bounds(self, shard: int) -> list[int]:
         """Where the blocks of a shard begin, and the last ends."""
-        first, behind = self.first_block[shard : shard + 2]
-        return [self.address(block).first for block in range(first, behind)] + [self.documents[shard]]
+        first, behind, documents = self._shard(shard)
+        starts: list[int] = self.addresses(np.arange(first, behind))[:, 1].tolist()
+        return [*starts, documents]
 
     def block_of(self, shard: int, document: int) -> int:
         """The block that a document is in."""
-        first, behind = self.first_block[shard : shard + 2]
-        return _block_of(document, first, behind, self.documents[shard])
+        return _block_of(document, *self._shard(shard))
+
+    def _shard(self, shard: int) -> tuple[int, int, int]:
+        """The first block of a shard, the block after its last, and its documents."""
+        first, behind = self.first_block[shard : shard + 2].tolist()
+        return first, behind, int(self.documents[shard])
 
 
 def _block_of(document: int, first: int, behind: int, documents: int) -> int:
@@ -109,4 +102,4 @@ def cut_blocks(counts: Counts, lanes: int, block_tokens: int) -> BlockPlan:
     mean = counts.tokens / np.maximum(1, counts.documents)
     size = np.clip(np.rint(block_tokens / np.maximum(1.0, mean)).astype(np.int64), 1, per_lane)
     blocks = -(-counts.documents // size)
-    return BlockPlan(counts.documents.tolist(), offsets(blocks).tolist(), mean.tolist())
+    return BlockPlan(counts.documents, offsets(blocks), mean)

@@ -49,6 +49,9 @@ class PlannedBlocks:
         return PlannedBlocks(self.epochs[start:stop], self.numbers[start:stop], self.addresses[start:stop])
 
 
+NONE = PlannedBlocks(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, 3), np.int64))
+
+
 class LaneOrder:
     """The blocks of one source in the order in which one lane reads them.
 
@@ -70,7 +73,7 @@ class LaneOrder:
         self.lane, self.lanes = lane, lanes
         self._blocks, self._lane, self._lanes = plan.blocks, lane, lanes
         self._dense = dense  # many of the lanes are planned in this process, and share the work
-        self._planned = PlannedBlocks(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, 3), np.int64))
+        self._planned = NONE
         self._first = 0  # place of the planned blocks
         self.places = math.inf  # how many blocks this lane reads in all
         self.has_last = False  # whether the last block of all epochs is this lane's

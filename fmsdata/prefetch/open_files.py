@@ -53,6 +53,7 @@ class OpenFiles:
         self.reading_now: BlockName | None = None  # the last block that a lane began to read
         self._on_read = on_read
         self.share = share
+        self._local: dict[object, MappedBlocks] = {}
         self._buffers: dict[Storage, PrefetchBuffer] = {}
         self._remote: dict[object, RemoteSource] = {}
         self._decoded: dict[int, DecodedBatches] = {}  # by their budget
@@ -65,7 +66,10 @@ class OpenFiles:
     def open_blocks(self, files: ShardFiles, order: LaneOrder, lane: Lane) -> LaneBlocks:
         """The blocks of a source, for a lane that reads them in this order."""
         if files.location.local is not None:
-            return MappedBlocks(self, files, order.source)
+            local = self._local.get((files, order.source))
+            if local is None:
+                local = self._local[files, order.source] = MappedBlocks(self, files, order.source)
+            return local
         buffer = self._buffer(files.location.storage)
         key = files, order.plan
         if key not in self._remote:
@@ -189,6 +193,7 @@ class MappedBlocks:
         path = files.path(shard)
         file = self._opened.mapped.get(path)
         with file:
+            files.require_size(shard, file.size, self._source)
             if shard in files.copies:
                 copy = files.copies[shard]
                 opened = open_shard(self._opened.mapped.get(copy), str(copy))

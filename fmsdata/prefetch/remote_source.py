@@ -52,10 +52,10 @@ class RemoteSource:
     ) -> None:
         self._files, self._plan, self._source = files, plan, source
         self._queues, self._layouts, self._decoded = queues, layouts, decoded
-        self.stored = sum(entry.size for entry in files.entries)  # bytes
+        self.stored = files.stored  # bytes
         self.tokens = files.tokens  # of an epoch
         self.text = files.counts.text
-        offsets = OFFSET_BYTES * sum(plan.documents)
+        offsets = OFFSET_BYTES * int(plan.documents.sum())
         self._dense = offsets <= min(MOST_OFFSETS, self.stored * share / DENSE)
 
     @property
@@ -70,7 +70,7 @@ class RemoteSource:
         """About how many bytes a block has."""
         if self.text:  # it may be compressed
             return int(self._plan.tokens(address))
-        documents = self._plan.documents[address.shard]
+        documents = int(self._plan.documents[address.shard])
         return -(-self._files.entries[address.shard].size * (address.stop - address.first) // documents)
 
     def fetch(self, address: Address, urgency: Urgency) -> "Future[Block[Tokens]]":
@@ -83,7 +83,7 @@ class RemoteSource:
 
     def fetch_range(self, shard: int, start: int, stop: int) -> "Future[bytes]":
         """Fetch some bytes of a shard."""
-        return self._connection.start(self.queue.read(self._remote[shard], Range(start, stop), Urgency(NOW)))
+        return self._connection.start(self.queue.read(self._remote(shard), Range(start, stop), Urgency(NOW)))
 
     def start_all(self, work: "Sequence[tuple[Coroutine[Any, Any, Value], Future[Value]]]") -> None:
         """Start coroutines of any sources, in the event loop that all of them share."""
@@ -95,7 +95,7 @@ class RemoteSource:
 
     def open_shard(self, shard: int, data: pa.Buffer) -> Shard:
         """A shard that was fetched whole, checked against its counts."""
-        url = self._connection.url(self._remote[shard].path)
+        url = self._connection.url(self._remote(shard).path)
         opened = open_shard(data, url, self._files.column, remote=True, index=self._files.lines.get(shard))
         self._require(shard, opened)
         return opened
@@ -109,7 +109,7 @@ class RemoteSource:
 
     async def read_layout(self, shard: int, urgency: Urgency) -> Layout:
         await self._check_version(shard)
-        file = self._remote[shard]
+        file = self._remote(shard)
         if shard in self._files.copies:
             layout: Layout = CopyLayout(self._files.copies[shard], partial(self._keep, shard))
         else:
@@ -134,20 +134,17 @@ class RemoteSource:
     def queue(self) -> RangeQueue:
         return self._queues.get(self._connection)
 
-    @cached_property
-    def _remote(self) -> list[RemoteFile]:
-        connection, url = self._connection, self._files.location.url
-        return [
-            RemoteFile(connection.path(f"{url}/{entry.name}"), entry.size, entry.version, f"source {self._source!r}")
-            for entry in self._files.entries
-        ]
+    def _remote(self, shard: int) -> RemoteFile:
+        entry = self._files.entries[shard]
+        path = self._connection.path(f"{self._files.location.url}/{entry.name}")
+        return RemoteFile(path, entry.size, entry.version, f"source {self._source!r}")
 
     def _require(self, shard: int, opened: Shard | Layout) -> None:
         self._files.require(shard, opened, self._source)
 
     async def _read_shard(self, shard: int, urgency: Urgency) -> pa.Buffer:
         await self._check_version(shard)
-        file = self._remote[shard]
+        file = self._remote(shard)
         data = bytearray(file.size)
 
         async def read(part: Range) -> None:
@@ -162,13 +159,13 @@ class RemoteSource:
 
     async def _check_version(self, shard: int) -> None:
         """Raise if a file was replaced since it was listed, if reads do not report versions."""
-        file = self._remote[shard]
+        file = self._remote(shard)
         unseen = shard in self._files.copies or not self._connection.sees_versions
         if file.version is not None and unseen:
             await self._connection.check(file.path, file.version, file.owner)
 
     async def _drive(self, reading: Reading[Value], shard: int, urgency: Urgency) -> Value:
-        file = self._remote[shard]
+        file = self._remote(shard)
         return await drive(reading, lambda part: self.queue.read(file, part, urgency))
 
 

@@ -10,6 +10,7 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from fmsdata.core.chunk import Chunk, Row
+from fmsdata.core.collecting import no_collection
 from fmsdata.core.iterator import Exhausted
 from fmsdata.core.lane import Lane
 from fmsdata.core.state import Restoring, State, part
@@ -37,10 +38,11 @@ class Lanes:
     ) -> None:
         self.files = host or OpenFiles(len(lanes) / data.lanes, versions=data.versions)
         self._data, self._count = data, data.lanes
-        self._running = {
-            lane: _RunningLane(data, data.lane(lane, self.files), None if states is None else states[lane])
-            for lane in lanes
-        }
+        with no_collection():
+            self._running = {
+                lane: _RunningLane(data, data.lane(lane, self.files), None if states is None else states[lane])
+                for lane in lanes
+            }
 
     def take(self, samples: Iterable[int]) -> tuple[list[Row], list[Milestone]]:
         """The lines of these samples, the next of their lanes, and the milestones passed."""

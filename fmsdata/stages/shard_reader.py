@@ -137,7 +137,7 @@ class ShardReader(Stage):
     @property
     def remote_bytes(self) -> int:
         """The size of all shards together, if they are not on a local disk; else 0."""
-        return sum(entry.size for entry in self._files.entries)
+        return self._files.stored
 
     def with_max_epochs(self, max_epochs: float | None) -> "ShardReader":
         """The same source with a different end."""
@@ -185,8 +185,9 @@ class ShardReader(Stage):
 
     def _epochs_of(self, lane: Lane) -> float | None:
         """After how many epochs the source ends in a lane: `max_epochs`, or earlier if the pass is finite."""
-        ends = [epochs for epochs in (self.max_epochs, lane.epochs) if epochs is not None]
-        return min(ends, default=None)
+        if self.max_epochs is None or lane.epochs is None:
+            return lane.epochs if self.max_epochs is None else self.max_epochs
+        return min(self.max_epochs, lane.epochs)
 
 
 class _ReaderIterator(StageIterator):
@@ -204,15 +205,15 @@ class _ReaderIterator(StageIterator):
             self._blocks.start(self._place)
         # Documents to read at once. It grows: a rare source starts fast, a frequent one runs fast.
         self._target = 1
-        # The state before each document of the chunk, and after the last.
-        self._at = np.array([[self._place, self._visited]])
+        # The state before each document of the chunk, and after the last; None before the first chunk.
+        self._at: Ints | None = None
 
     def read(self) -> Chunk:
         empty = 0
         while True:
             blocks = self._next_blocks()
             if blocks is None:
-                self._at = np.array([[self._place, self._visited]])
+                self._at = None
                 raise Exhausted(last=self._order.has_last)
             documents = self._blocks.read_all(self._place, blocks.addresses, self._announce)
             self._blocks.check()
@@ -227,7 +228,7 @@ class _ReaderIterator(StageIterator):
                 empty = 0
 
     def state(self, taken: int) -> State:
-        block, document = self._at[taken].tolist()
+        block, document = (self._place, self._visited) if self._at is None else self._at[taken].tolist()
         return {"block": block, "document": document}
 
     def _next_blocks(self) -> PlannedBlocks | None:
@@ -278,10 +279,10 @@ class _ReaderIterator(StageIterator):
         spans[:, BEGINS] = 1
         # In this order, the block of each document, and the documents of the block before it.
         block, first = np.repeat(np.arange(len(blocks)), sizes).take(kept), offsets(sizes)
-        self._at = np.empty((len(kept) + 1, 2), np.int64)
-        self._at[:-1, 0] = block + self._place
-        self._at[:-1, 1] = kept - first.take(block)
-        self._at[-1] = self._place + len(blocks), 0
+        self._at = at = np.empty((len(kept) + 1, 2), np.int64)
+        at[:-1, 0] = block + self._place
+        at[:-1, 1] = kept - first.take(block)
+        at[-1] = self._place + len(blocks), 0
         buffers = [buffer for epoch, _, _ in epochs for buffer in self._buffers(documents, epoch)]
         return Chunk(buffers, spans, np.arange(len(kept) + 1))
 

@@ -21,7 +21,7 @@ def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
 
     Hidden files and folders are left out: interrupted copies leave them behind. Links are followed.
     """
-    return sorted(inside + entry.name for inside, entry in _walk(str(folder), "", suffixes, ()))
+    return sorted(inside + entry.name for inside, entry in _walk(str(folder), suffixes))
 
 
 def list_ids(folder: Path, suffixes: tuple[str, ...]) -> list[tuple[str, FileId]]:
@@ -41,29 +41,49 @@ def list_ids(folder: Path, suffixes: tuple[str, ...]) -> list[tuple[str, FileId]
             devices[parent] = os.stat(parent).st_dev
         return devices[parent], entry.inode()
 
-    return [(inside + entry.name, file_id(entry)) for inside, entry in _walk(str(folder), "", suffixes, ())]
+    return [(inside + entry.name, file_id(entry)) for inside, entry in _walk(str(folder), suffixes)]
 
 
-def _walk(
-    folder: str, inside: str, suffixes: tuple[str, ...], above: tuple[str, ...]
-) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
+def folder_times(folder: Path) -> dict[str, int]:
+    """When something was last added to, removed from or renamed in a folder, and each folder below it.
+
+    In nanoseconds, by the path from the outermost folder. These change whenever `list_files` would
+    return other names. Folders named `meta` are left out: this package writes into them.
+    """
+    times: dict[str, int] = {}
+    for _ in _folders(str(folder), "", (), times):
+        pass
+    return {inside: time for inside, time in times.items() if "meta" not in inside.split("/")}
+
+
+def _walk(folder: str, suffixes: tuple[str, ...]) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
     """The files, each after the path from the outermost folder to the folder that it is in."""
+    for below, entries in _folders(folder, "", ()):
+        for entry in entries:
+            if not entry.name.endswith(suffixes) or entry.is_dir():
+                continue
+            if not entry.is_file() and not entry.is_symlink():
+                raise DataError(f"{entry.path}: not a regular file; remove it or give it another name")
+            yield below, entry
+
+
+def _folders(
+    folder: str, inside: str, above: tuple[str, ...], times: dict[str, int] | None = None
+) -> Iterator[tuple[str, "list[os.DirEntry[str]]"]]:
+    """A folder and all folders below it, with what is in them, after the path from the outermost folder."""
     real = os.path.realpath(folder)
     if real in above:
         raise DataError(f"{folder}: links to a folder that it is in; remove the link")
     try:
-        entries = list(os.scandir(folder))
+        if times is not None:  # before it is listed, so that what changes meanwhile is seen later
+            times[inside.rstrip("/")] = os.stat(folder).st_mtime_ns
+        entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
     except OSError as error:
         raise DataError(f"{folder}: cannot be listed: {describe_os_error(error)}") from None
+    yield inside, entries
     for entry in entries:
-        if entry.name.startswith("."):
-            continue
         if entry.is_dir():
-            yield from _walk(entry.path, f"{inside}{entry.name}/", suffixes, (*above, real))
-        elif entry.name.endswith(suffixes):
-            if not entry.is_file() and not entry.is_symlink():
-                raise DataError(f"{entry.path}: not a regular file; remove it or give it another name")
-            yield inside, entry
+            yield from _folders(entry.path, f"{inside}{entry.name}/", (*above, real), times)
 
 
 def list_level(folder: Path) -> Listing:

@@ -183,6 +183,10 @@ class Location:
         made: Made = self._shared.made[place]
         return made
 
+    def made(self, key: object) -> Any:
+        """What `once` made of this location and key; None if it was not called."""
+        return None if self._shared is None else self._shared.made.get((self.url, key))
+
     def exists(self) -> bool:
         if self.local is not None:
             return self.local.exists()

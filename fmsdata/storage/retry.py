@@ -188,7 +188,10 @@ def _denied(cause: str) -> Failure:
 
 
 def _replaced(cause: str) -> Failure:
-    advice = "restore the original object, or start a run with the new data"
+    advice = (
+        "restore the original object, or start a run with the new data (if it was replaced before the run "
+        "started, the manifest of the corpus is older: run `fmsdata index`)"
+    )
     return Failure(Decision.FAIL, f"it was replaced during the run: {cause}", advice, kind=Kind.REPLACED)
 
 

@@ -10,6 +10,7 @@ import fmsdata
 from fmsdata.core.lane import Lane
 from fmsdata.corpus.counts import read_counts
 from fmsdata.corpus.index import write_index
+from fmsdata.corpus.manifest import FILE
 from fmsdata.corpus.shard_writer import Layout, write_shard
 from fmsdata.errors import CountsError, DataError
 from fmsdata.planning.counts import Counts
@@ -242,7 +243,7 @@ def test_index_writes_what_is_read_back(tmp_path: Path) -> None:
     assert len(lines) == 1 + 6
     assert "/web/part-0.arrow,{},{}".format(*before[0]["part-0.arrow"]) in lines
     assert [counted(tmp_path / name) for name in ("web", "lang=en/dataset=x")] == before
-    assert os.listdir(tmp_path / "meta") == ["counts.csv"]
+    assert sorted(os.listdir(tmp_path / "meta")) == ["counts.csv", FILE]
 
 
 def test_index_replaces_counts_and_keeps_the_old_ones(root: Path) -> None:
@@ -250,7 +251,7 @@ def test_index_replaces_counts_and_keeps_the_old_ones(root: Path) -> None:
     other = write_csv(root / "meta/web_counts_2.csv", "web/a.arrow,8,80", "web/gone.arrow,1,1").read_text()
     write_index(root, replace=True)
     assert counted(root / "web") == {"a.arrow": TRUTH, "b.arrow": TRUTH}
-    assert {file.name for file in (root / "meta").iterdir()} == {"counts.csv", "replaced"}
+    assert {file.name for file in (root / "meta").iterdir()} == {"counts.csv", FILE, "replaced"}
     kept = {file.read_text() for file in (root / "meta/replaced").iterdir()}
     assert kept == {old, other}
 

@@ -28,7 +28,7 @@ def web(tmp_path: Path) -> Path:
 
 
 def shards(path: Any, **options: Any) -> tuple[str, ...]:
-    return fmsdata.ShardReader(path, **options).counts.shards
+    return tuple(fmsdata.ShardReader(path, **options).counts.shards)
 
 
 def test_a_source_is_a_folder_a_pattern_or_a_list(web: Path) -> None:

@@ -26,9 +26,14 @@ def all_blocks(plan: BlockPlan) -> list[tuple[int, int, int]]:
     return [plan.address(number) for number in range(plan.blocks)]
 
 
+def one_shard(blocks: int) -> BlockPlan:
+    """A source with one shard of that many blocks, each a document."""
+    return BlockPlan(np.array([blocks]), np.array([0, blocks]), np.array([1.0]))
+
+
 def order_over(blocks: int, *, lane: int, lanes: int, seed: int, source: str) -> LaneOrder:
-    """The order of a source with one shard of that many blocks, each a document."""
-    return LaneOrder(BlockPlan([blocks], [0, blocks], [1.0]), lane=lane, lanes=lanes, seed=seed, source=source)
+    """The order of such a source."""
+    return LaneOrder(one_shard(blocks), lane=lane, lanes=lanes, seed=seed, source=source)
 
 
 def at(order: LaneOrder, place: int) -> tuple[int, int]:
@@ -230,7 +235,7 @@ def test_blocks_are_planned_together_as_they_are_one_by_one(
         alone = order_over(blocks, lane=lane, lanes=lanes, seed=3, source="web")
         expected.append(at(alone, place))
     for dense in (False, True):
-        plan = BlockPlan([blocks], [0, blocks], [1.0])
+        plan = one_shard(blocks)
         order = LaneOrder(plan, lane=lane, lanes=lanes, seed=3, source="web", dense=dense)
         found: list[tuple[int, int]] = []
         while len(found) < 100:
@@ -242,7 +247,7 @@ def test_blocks_are_planned_together_as_they_are_one_by_one(
 
 
 def test_the_last_place_of_a_lane_ends_the_blocks_that_are_planned_together() -> None:
-    plan = BlockPlan([100], [0, 100], [1.0])
+    plan = one_shard(100)
     order = LaneOrder(plan, lane=1, lanes=4, seed=3, source="web", epochs=0.5, dense=True)
     planned = order.blocks(0)
     assert planned is not None

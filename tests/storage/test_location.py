@@ -305,7 +305,7 @@ def test_index_writes_the_counts_where_the_corpus_is(elsewhere: Elsewhere, home:
     assert write_index(there, replace=True).url == (there / "meta/counts.csv").url
     after = read_counts(there / "web")
     assert (after.digest, after.csv_root) == (before.digest, str(there))
-    kept = {entry.name: (there / "meta" / entry.name).read_bytes() for entry in (there / "meta").files(("",))}
+    kept = {entry.name: (there / "meta" / entry.name).read_bytes() for entry in (there / "meta").files((".csv",))}
     assert kept.pop("counts.csv").decode().startswith(f"{HEADER}/lang=de/wiki/part-0.arrow,")
     assert kept == {"replaced/counts.csv": b"what was there before", "replaced/web_counts_2.csv": b"and this"}
 

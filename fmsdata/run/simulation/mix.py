@@ -35,7 +35,7 @@ class MadeUpLengths(OpenFiles):
 
         @lru_cache(maxsize=64)
         def lengths(shard: int) -> npt.NDArray[Any]:
-            mean, documents = max(1.0, plan.mean_length[shard]), plan.documents[shard]
+            mean, documents = max(1.0, float(plan.mean_lengths[shard])), int(plan.documents[shard])
             random = np.random.default_rng(key_of(order.seed, "lengths", order.source, shard))
             drawn = random.lognormal(np.log(mean) - sigma**2 / 2, sigma, min(documents, MOST_DOCUMENTS))
             return np.resize(np.maximum(1, np.rint(drawn)).astype(np.int64), documents)

@@ -16,12 +16,15 @@ from fmsdata.core.lane import Lane, Pace
 from fmsdata.core.permutation import Permutation
 from fmsdata.core.state import EDITED, State
 from fmsdata.errors import FmsdataWarning, StateError
-from fmsdata.stages.mixture.leftovers import Leftover, LeftoverFirst
+from fmsdata.stages.mixture.leftovers import NO_ENDS, Leftover, LeftoverFirst
 from fmsdata.stages.mixture.source_state import SourceState, pack_sources, unpack_sources
 from fmsdata.stages.mixture.weights import Phase, surplus
 
 if TYPE_CHECKING:
     from fmsdata.stages.mixture.mixture import Mixture
+
+UNREAD = SourceState()
+NONE: npt.NDArray[np.float64] = np.zeros(0)
 
 
 class MixtureIterator(StageIterator):
@@ -29,7 +32,7 @@ class MixtureIterator(StageIterator):
 
     def __init__(self, mixture: "Mixture", lane: Lane, state: State | None) -> None:
         self._mixture, self._lane = mixture, lane
-        saved = {name: SourceState() for name in mixture.sources} if state is None else unpack_sources(state)
+        saved = dict.fromkeys(mixture.sources, UNREAD) if state is None else unpack_sources(state)
         for name, source in saved.items():
             if (source.taken + abs(source.shift)) * 2 * lane.count >= 1 << 62:  # `_MixedSource` computes with 64 bits
                 raise StateError(f"{source.taken} tokens taken of source {name!r} are more than there can be: {EDITED}")
@@ -156,9 +159,9 @@ class _MixedSource:
         self._shift = shift
         self._pace = pace
         self._chunk: Chunk | None = None
-        self._ends: Ints = np.zeros(1, np.int64)  # tokens of the chunk before each document, and all of them
+        self._ends = NO_ENDS  # tokens of the chunk before each document, and all of them
         self._begin = self._cursor = 0
-        self._due: npt.NDArray[np.float64] = np.zeros(0)
+        self._due: npt.NDArray[np.float64] = NONE
         self.ended = self.was_last = False
 
     @property

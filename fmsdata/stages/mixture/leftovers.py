@@ -72,6 +72,9 @@ class Leftover:
         return replace(self, runs=runs) if runs else None
 
 
+NO_ENDS: Ints = np.zeros(1, np.int64)  # of a chunk that was not read yet
+
+
 class LeftoverFirst:
     """Reads a source in a lane: first its leftover, then where it continues.
 
@@ -87,7 +90,7 @@ class LeftoverFirst:
         self._iterator = stage.open(lane, below if leftover is None else leftover.start)
         self._read = 0  # tokens from the start to the end of the last chunk
         # Where each item of a leftover's chunk ends; the first entry is where the chunk starts.
-        self._ends: Ints = np.zeros(1, np.int64)
+        self._ends = NO_ENDS
 
     def read(self) -> Chunk:
         while self._leftover is not None:

@@ -1,0 +1,28 @@
+"""Garbage collection is paused, and as it was afterwards."""
+
+import gc
+
+import pytest
+
+from fmsdata.core.collecting import no_collection
+
+
+def test_collection_is_paused_and_goes_on_also_after_an_error() -> None:
+    assert gc.isenabled()
+    with pytest.raises(ValueError, match="wrong"), no_collection():
+        assert not gc.isenabled()
+        with no_collection():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+        raise ValueError("wrong")
+    assert gc.isenabled()
+
+
+def test_a_collector_that_is_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with no_collection():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
