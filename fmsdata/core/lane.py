@@ -1,10 +1,13 @@
 """Lane: what an iterator knows about the lane that it works for."""
 
+import math
 import weakref
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from fmsdata.core.blocks import Host
+
+GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(eq=False)
@@ -75,6 +78,11 @@ class Lane:
     ahead: WorkAhead = field(default_factory=WorkAhead, repr=False)
     lengths_only: bool = False  # plan lines: the host knows the tokens of each document of text, and reads none
     marks: bool = False  # replace provenance by offsets into the source of the mixture (for live edits)
+
+    @property
+    def spread(self) -> float:
+        """A number from 0 to 1, evenly spread over lanes: they should not all do slow work at the same moment."""
+        return self.index * GOLDEN_RATIO % 1
 
     def named(self, name: str) -> "Lane":
         """The same lane, for what lies below one name of a mixture."""

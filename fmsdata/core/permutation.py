@@ -7,6 +7,7 @@ a bijection.
 """
 
 from functools import lru_cache
+from itertools import pairwise
 from math import isqrt
 
 import numpy as np
@@ -66,7 +67,7 @@ class Permutation:
         return out.astype(np.int64)
 
     def shared_array(self, i: Ints) -> Ints:
-        """The same as `array`, faster if other places near these are asked for as well.
+        """The same as `array` for rising numbers, faster if others near these are asked for as well.
 
         Results are computed for `SLAB` numbers at once, and the last of them are kept.
 
@@ -77,12 +78,13 @@ class Permutation:
         first, last = int(i[0]) // SLAB, int(i[-1]) // SLAB
         if first == last:
             return _slab(self.n, self._key, first).take(i - first * SLAB)
-        slabs, which = np.unique(i // SLAB, return_inverse=True)
-        out = np.empty(len(i), np.int64)
-        for number, slab in enumerate(slabs.tolist()):
-            here = np.flatnonzero(which == number)
-            out[here] = _slab(self.n, self._key, slab).take(i[here] - slab * SLAB)
-        return out
+        cuts = i.searchsorted(np.arange(first, last + 2) * SLAB).tolist()
+        parts = [
+            _slab(self.n, self._key, slab).take(i[low:high] - slab * SLAB)
+            for slab, (low, high) in enumerate(pairwise(cuts), first)
+            if low < high
+        ]
+        return np.concatenate(parts)
 
     def inverse_array(self, places: Ints) -> Ints:
         """The numbers at an array of places.

@@ -76,6 +76,7 @@ class _RunningLane:
     def __init__(self, data: "Rescalable", lane: Lane, state: State | None) -> None:
         self.lane, self._columns = lane.index, data.columns
         self._ahead, self._to_do = lane.ahead, 0.0  # tokens to work for, ahead of the next chunk
+        self._turn = int(lane.spread * ADVANCE)
         self.passed: list[Milestone] = []  # that were not reported yet
         self.planned: int | None = None  # the lines that it has in a finite pass
         with nullcontext() if state is None else restoring(lane.index):
@@ -107,7 +108,7 @@ class _RunningLane:
             part = self._to_do / (self._rows - row)
             self._to_do -= part
             self._ahead.advance(part)
-        if self._row % ADVANCE == 0:
+        if self.lines % ADVANCE == self._turn:
             self._iterator.advance(ADVANCE)
         if self._row == self._rows:
             self._leave()
