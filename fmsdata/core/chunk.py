@@ -196,6 +196,15 @@ class Chunk:
         """Copies of the tokens of each item, in `dtype`."""
         return TokenCopies(self.buffers, self.spans, self.first, self.dtype)
 
+    @cached_property
+    def at_once(self) -> tuple[int, np.dtype[Any] | None, TokenCopies, list[int] | None]:
+        """How to copy items together with those of other chunks.
+
+        Their length, the type that all are stored in, their copies, and their padding, if there is any.
+        """
+        padding = self.padding if (self.spans[:, DOCUMENT] == PADDING).any() else None
+        return self.line_length, self.copies.stored_as, self.copies, padding
+
 
 Row: TypeAlias = tuple[Chunk, int]  # a line, and the chunk that it is in
 

@@ -84,10 +84,19 @@ class _RunningLane:
             self._iterator = data.lines.open(lane, part(state, "anchor"))
         self._chunk: Chunk | None = None
         self._rows = 0  # of the chunk
+        self._easy = 0  # lines of the chunk that can be taken without anything else to do
         self._drop_anchor(0)
         self.passed = []
 
     def take(self) -> Row:
+        if self._easy and self._chunk is not None:
+            self._easy -= 1
+            row = self._row
+            self._row, self.lines = row + 1, self.lines + 1
+            return self._chunk, row
+        return self._take()
+
+    def _take(self) -> Row:
         while self._chunk is None or self._row >= self._rows:
             if self._chunk is not None:
                 self._leave()
@@ -112,6 +121,9 @@ class _RunningLane:
             self._iterator.advance(ADVANCE)
         if self._row == self._rows:
             self._leave()
+        elif not self._to_do and self.planned is None:
+            to_turn = (self._turn - self.lines - 1) % ADVANCE
+            self._easy = min(self._rows - self._row - 1, to_turn)
         if self.lines == self.planned:
             self._require_end()
         return chunk, row
