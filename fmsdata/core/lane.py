@@ -72,6 +72,7 @@ class Lane:
     # Opens files, for all lanes that are read together; None: each reader on its own.
     host: Host | None = field(default=None, repr=False)
     window_tokens: int = 0  # about how many tokens it reads at once, when a window is filled
+    only_plans: bool = False  # whether reading is arithmetic alone in all of its stages
     clock: Clock = field(default_factory=Clock, repr=False)
     pace: Pace = field(default_factory=Pace, repr=False)
     epochs: int | None = None  # how often each source is read before it ends, in a finite pass

@@ -207,7 +207,7 @@ class _ReaderIterator(StageIterator):
             self._blocks.start(self._place)
         # Documents to read at once. It grows: a rare source starts fast, a frequent one runs fast.
         self._target = 1
-        if reader.only_plans():  # it costs little: all sources together start with about as many tokens
+        if lane.only_plans:  # it costs little: all sources together start with about as many tokens
             documents = (1 + lane.spread) * START_TOKENS * lane.pace.of_lane / reader.counts.mean_length
             self._target = int(min(max(1.0, documents), CHUNK_DOCUMENTS))
         # The state before each document of the chunk, and after the last.

@@ -337,7 +337,7 @@ def test_an_error_in_the_next_window_comes_after_all_lines_of_this_one(corpus: P
     loader.close()
 
 
-@pytest.mark.parametrize("window", [1, 9, 127, 128, 129, 300])
+@pytest.mark.parametrize("window", [1, 9, 127, 128, 129, 300, 600])
 def test_windows_of_any_size_are_the_same_from_every_state(corpus: Path, window: int) -> None:
     """Small windows are planned together and large ones in parts, from wherever a run resumes."""
     lines = fmsdata.Pack(fmsdata.ShardReader(corpus / "web"), seq_len=5)

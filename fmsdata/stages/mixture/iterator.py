@@ -72,12 +72,12 @@ class MixtureIterator(StageIterator):
     def _horizon(self, sources: "list[_MixedSource]") -> float:
         """The time before which all documents that are due are read.
 
-        When some sources have just read, those that will soon have to read do so now: a merge costs
-        about the same for few documents as for many.
+        When some sources have just read, those that will soon have to read do so now, if that is only
+        planning: a merge costs about the same for few documents as for many.
         """
         times = [source.time for source in sources]
         new = [time for source, time in zip(sources, times, strict=True) if source.is_new]
-        if new and len(new) < len(sources):
+        if self._lane.only_plans and new and len(new) < len(sources):
             now = min([source.next_due for source in sources])
             soon = now + (min(new) - now) / 2
             for source, time in zip(sources, times, strict=True):
