@@ -69,6 +69,7 @@ class Located(NamedTuple):
     array: Ints
     start: Ints
     length: Ints
+    are_shared: bool = False  # whether the arrays are those of all lanes
 
 
 class LaneBlocks(Protocol):
@@ -113,6 +114,9 @@ class Host(Protocol):
 
         `files` are its shards, and `order` is the order of their blocks. Only a host uses them.
         """
+
+    def shared(self, key: object, make: Callable[[], Any]) -> Any:
+        """What lanes have in common under a key, made by the first of them."""
 
     def reading(self, block: BlockName) -> None:
         """Called with each block before it is read."""

@@ -53,7 +53,7 @@ class Chunk:
         start = self.first.take(items)
         count = self.first.take(items + 1) - start
         first = offsets(count)
-        if len(first) > first[-1]:  # one span per item
+        if len(items) == first[-1]:  # one span per item
             return Chunk(self.buffers, self.spans.take(start, axis=0), first)
         index = np.repeat(start - first[:-1], count) + np.arange(first[-1])
         return Chunk(self.buffers, self.spans.take(index, axis=0), first)
@@ -155,27 +155,33 @@ class Chunk:
         buffer = self.spans[:, BUFFER]
         used = np.zeros(len(self.buffers), bool)
         used[buffer] = True
+        if used.all():
+            return self
         spans = self.spans.copy()
         spans[:, BUFFER] = offsets(used).take(buffer)
-        return Chunk([self.buffers[i] for i in np.flatnonzero(used).tolist()], spans, self.first)
+        return Chunk([self.buffers[i] for i in used.nonzero()[0].tolist()], spans, self.first)
 
     @staticmethod
     def join(chunks: Sequence["Chunk"]) -> "Chunk":
         """Concatenate chunks."""
         if len(chunks) == 1:
             return chunks[0]
-        buffers: list[Buffer] = []
+        places: dict[Buffer, int] = {}
         spans = np.concatenate([chunk.spans for chunk in chunks])
-        count = np.concatenate([chunk.first[1:] - chunk.first[:-1] for chunk in chunks])
-        row = first = 0
+        firsts: list[Ints] = []
+        row = 0
         last: list[Buffer] | None = None
+        moved: list[int] = []
         for chunk in chunks:
             if chunk.buffers is not last:  # parts of one chunk share their buffers
-                first, last = len(buffers), chunk.buffers
-                buffers += last
-            spans[row : row + len(chunk.spans), BUFFER] += first
-            row += len(chunk.spans)
-        return Chunk(buffers, spans, offsets(count))
+                last = chunk.buffers
+                moved = [places.setdefault(buffer, len(places)) for buffer in last]
+            behind = row + len(chunk.spans)
+            if moved != list(range(len(moved))):
+                spans[row:behind, BUFFER] = np.array(moved).take(chunk.spans[:, BUFFER])
+            firsts.append(chunk.first[bool(firsts) :] + row)
+            row = behind
+        return Chunk(list(places), spans, np.concatenate(firsts))
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
@@ -189,6 +195,15 @@ class Chunk:
     def copies(self) -> TokenCopies:
         """Copies of the tokens of each item, in `dtype`."""
         return TokenCopies(self.buffers, self.spans, self.first, self.dtype)
+
+    @cached_property
+    def at_once(self) -> tuple[int, np.dtype[Any] | None, TokenCopies, list[int] | None]:
+        """How to copy items together with those of other chunks.
+
+        Their length, the type that all are stored in, their copies, and their padding, if there is any.
+        """
+        padding = self.padding if (self.spans[:, DOCUMENT] == PADDING).any() else None
+        return self.line_length, self.copies.stored_as, self.copies, padding
 
 
 Row: TypeAlias = tuple[Chunk, int]  # a line, and the chunk that it is in

@@ -3,11 +3,11 @@
 Most tokens are in mapped files, which another process may change. Each file that tokens were copied
 from is checked after the copy. So the copy is of the file as it was when it was opened, or there is
 an error. A check costs more than the copy of a line, so several lines are copied at once: those of
-some batches (`copy_items`), or some neighbours (`TokenCopies.read`).
+some batches (`copy_pieces`), or some neighbours (`TokenCopies.read`).
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
@@ -25,6 +25,7 @@ AT_ONCE = 1 << 18  # about how many bytes of items are copied at once
 GROUP = 128  # items whose tokens are located at once
 ELSEWHERE = 0  # the address of tokens that are not in memory
 FEW_SOURCES = 16  # that are checked faster than it is found out which of them an item needs
+SPAN_BYTES = 32  # of the pieces of a span: two, each with an address and a size
 SHORT = 1 << 16  # tokens of an array that is converted as a whole
 SOMEWHERE = np.iinfo(np.int64).max  # and their number
 
@@ -93,16 +94,11 @@ class TokenCopies:
 
     def __init__(self, buffers: Sequence[Buffer], spans: Ints, first: Ints, dtype: np.dtype[Any]) -> None:
         self._buffers, self._spans, self._dtype = buffers, spans, dtype
-        self._stored = spans[:, LENGTH] - (spans[:, TAIL] > 0)
         self._places = _Places(buffers, spans[:, BUFFER], dtype)
-        self._places.require(spans[:, BUFFER], spans[:, START], self._stored)
+        self._places.require(spans[:, BUFFER], spans[:, START], _stored(spans))
         # The type that all tokens are stored in, if that is also the type of the copies.
         self.stored_as = dtype if self._places.dtype == dtype else None
         self._first: list[int] = first.tolist()
-        ends = offsets(spans[:, LENGTH]).take(first)
-        lengths = ends[1:] - ends[:-1]
-        self._same_length = not np.count_nonzero(lengths[1:] != lengths[:-1])
-        self._ends: list[int] = ends.tolist()  # tokens before each item
         self._copied = 0, 0  # the first of the items that were copied last, and the one after their last
         self._memory: Tokens = np.empty(0, dtype)
         self._rows: Any = ()  # the items that were copied last
@@ -140,9 +136,20 @@ class TokenCopies:
             used = self._spans[self._first[item] : self._first[item + 1], BUFFER].tolist()
             unchecked.update(filter(None, map(self._places.source_of.get, used)))
 
-    def pieces(self, item: int) -> Ints:
+    def pieces(self, item: int) -> bytearray:
         """The tokens of an item as pieces of memory, if they are stored in the type of the copies."""
-        return self._pieces[2 * self._first[item] : 2 * self._first[item + 1]]
+        first = self._first
+        return self._pieces[SPAN_BYTES * first[item] : SPAN_BYTES * first[item + 1]]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """The tokens before each item, and all of them."""
+        ends: list[int] = offsets(self._spans[:, LENGTH]).take(self._first).tolist()
+        return ends
+
+    @cached_property
+    def _same_length(self) -> bool:
+        return len({stop - start for start, stop in pairwise(self._ends)}) == 1
 
     def _memory_by_item(self, first: int, stop: int) -> Any:
         """What was copied: the rows of a table, if all items have the same length, else a list."""
@@ -156,20 +163,22 @@ class TokenCopies:
         if len(self._memory) < count:
             self._memory = np.empty(count, self._dtype)
         if self.stored_as is not None:
-            copy_memory(self._pieces[2 * low : 2 * high], self._memory[:count].view(np.uint8), self._places.sources)
+            pieces = self._pieces[SPAN_BYTES * low : SPAN_BYTES * high]
+            copy_pieces([pieces], self._memory[:count], self._places.sources)
         else:
             self._copy_by_span(low, high)
 
     @cached_property
-    def _pieces(self) -> Ints:
-        """Of each span the stored tokens and the tail, as pieces of memory."""
+    def _pieces(self) -> bytearray:
+        """Of each span the stored tokens and the tail, as pieces of memory: address and bytes of each."""
         width, spans = self._dtype.itemsize, self._spans
-        pieces = np.empty((len(spans), 2, 2), np.int64)
-        self._fill_stored(pieces[:, 0], spans, self._stored, width)
+        data = bytearray(len(spans) * SPAN_BYTES)
+        pieces = np.frombuffer(data, np.int64).reshape(-1, 2, 2)
+        self._fill_stored(pieces[:, 0], spans, _stored(spans), width)
         tails = address_of(self._tails)
         pieces[:, 1, 0] = np.arange(tails, tails + len(spans) * width, width)
         pieces[:, 1, 1] = (spans[:, TAIL] > 0) * width
-        return pieces.reshape(-1, 2)
+        return data
 
     @cached_property
     def _tails(self) -> Tokens:
@@ -184,7 +193,8 @@ class TokenCopies:
 
     def _copy_by_span(self, low: int, high: int) -> None:
         """Copy tokens of different types."""
-        spans, stored, out = self._spans[low:high], self._stored[low:high], self._memory
+        spans, out = self._spans[low:high], self._memory
+        stored = _stored(spans)
         ends = offsets(spans[:, LENGTH])
         tail = spans[:, TAIL]
         out[ends[1:][tail > 0] - 1] = tail[tail > 0] - 1
@@ -225,16 +235,19 @@ class TokenCopies:
         spans, start = self._spans[rows], self._spans[rows, START]
         tail = spans[:, TAIL].tolist()
         tails = {value: np.array(value - 1, self._dtype).tobytes() if value else b"" for value in set(tail)}
-        places = spans[:, BUFFER].tolist(), start.tolist(), (start + self._stored[rows]).tolist()
+        places = spans[:, BUFFER].tolist(), start.tolist(), (start + _stored(spans)).tolist()
         return list(zip(*places, [tails[value] for value in tail], strict=True))
 
 
-def copy_items(items: Sequence[tuple[TokenCopies, int]], out: Tokens, unchecked: set[Source]) -> None:
-    """Copy items that are stored in the type of `out`, one after the other, at once.
+def _stored(spans: Ints) -> Ints:
+    """The tokens of spans that are in their buffers: all but tails."""
+    return spans[:, LENGTH] - (spans[:, TAIL] > 0)
 
-    They must not be used before the sources that this adds to `unchecked` have been checked.
+
+def copy_pieces(pieces: Sequence[bytearray], out: Tokens, sources: Collection[Source]) -> None:
+    """Copy the pieces of several items, one after the other. `out` must be contiguous and of their type.
+
+    The copies must not be used before the sources have been checked.
     """
-    for copies, item in items:
-        copies.add_sources(item, unchecked)
-    pieces = np.concatenate([copies.pieces(item) for copies, item in items])
-    copy_memory(pieces, out.reshape(-1).view(np.uint8), unchecked)
+    joined = np.frombuffer(bytearray().join(pieces), np.int64).reshape(-1, 2)
+    copy_memory(joined, out.reshape(-1).view(np.uint8), sources)

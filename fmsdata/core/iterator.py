@@ -44,6 +44,10 @@ class StageIterator(ABC):
         pause. It changes no state, and raises nothing: errors wait for `read`.
         """
 
+    def read_on(self, kept: int) -> Chunk | None:  # noqa: ARG002
+        """The last chunk again, from item `kept` on, together with the next one. None if that is not possible."""
+        return None
+
     def __repr__(self) -> str:
         return f"{type(self).__name__.lstrip('_')} of a lane"
 

@@ -95,6 +95,7 @@ def keyed_orders(n: int, keys: Keys) -> Ints:
 
 def offsets(counts: Ints | npt.NDArray[np.bool_]) -> Ints:
     """0, and the running sum of the counts."""
-    out = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=out[1:])
+    out = np.empty(len(counts) + 1, np.int64)
+    out[0] = 0
+    counts.cumsum(out=out[1:])
     return out

@@ -1,10 +1,13 @@
 """Lane: what an iterator knows about the lane that it works for."""
 
+import math
 import weakref
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from fmsdata.core.blocks import Host
+
+GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(eq=False)
@@ -69,12 +72,18 @@ class Lane:
     # Opens files, for all lanes that are read together; None: each reader on its own.
     host: Host | None = field(default=None, repr=False)
     window_tokens: int = 0  # about how many tokens it reads at once, when a window is filled
+    only_plans: bool = False  # whether reading is arithmetic alone in all of its stages
     clock: Clock = field(default_factory=Clock, repr=False)
     pace: Pace = field(default_factory=Pace, repr=False)
     epochs: int | None = None  # how often each source is read before it ends, in a finite pass
     ahead: WorkAhead = field(default_factory=WorkAhead, repr=False)
     lengths_only: bool = False  # plan lines: the host knows the tokens of each document of text, and reads none
     marks: bool = False  # replace provenance by offsets into the source of the mixture (for live edits)
+
+    @property
+    def spread(self) -> float:
+        """A number from 0 to 1, evenly spread over lanes: they should not all do slow work at the same moment."""
+        return self.index * GOLDEN_RATIO % 1
 
     def named(self, name: str) -> "Lane":
         """The same lane, for what lies below one name of a mixture."""

@@ -25,8 +25,8 @@ from fmsdata.storage.stats import StorageStats
 from fmsdata.tasks.batch import Batch, collect, collect_all
 from fmsdata.tasks.collate import Collate
 
-# At most this number of batches, and of bytes of tokens, is read together, if it takes no longer than this.
-ROUND, ROUND_BYTES, ROUND_SECONDS = 8, 1 << 20, 0.001
+# At most this number of batches, and of bytes of tokens, is read together. No further one is begun after this time.
+ROUND, ROUND_BYTES, ROUND_SECONDS = 8, 1 << 20, 0.0005
 
 
 class LineBatch(NamedTuple):
@@ -117,7 +117,7 @@ class LocalBatchSource:
             raise self._failure
         taken: list[tuple[list[Row], list[int], list[Milestone]]] = []
         try:
-            for _ in range(round):
+            while len(taken) < round and (not taken or time.perf_counter() - began < ROUND_SECONDS):
                 samples = self._turns.take(self._batch_size)
                 rows, passed = self._lanes.take(samples)
                 if self._filler is not None:
@@ -134,9 +134,7 @@ class LocalBatchSource:
             if not batches:
                 raise
         self._read += [LineBatch(batch, *read[1:]) for batch, read in zip(batches, taken, strict=False)]
-        slow = time.perf_counter() - began > ROUND_SECONDS
-        most = max(1, min(ROUND, ROUND_BYTES // batches[0].tokens.nbytes))
-        self._round = max(1, round // 2) if slow else min(2 * round, most)
+        self._round = max(1, min(2 * round, ROUND, ROUND_BYTES // batches[0].tokens.nbytes))
 
     def _collect_some(self, batches: list[list[Row]]) -> list[Batch]:
         """The batches before the first that can't be made."""

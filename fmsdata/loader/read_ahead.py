@@ -10,8 +10,8 @@ import queue
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
 from fmsdata.core.fork_gate import ForkGate
 from fmsdata.core.limits import start_thread
@@ -62,10 +62,13 @@ class ReadAhead:
     def __init__(
         self, open_source: Callable[[], BatchSource], finish: BatchFinisher, depth: int, limits: StallLimits
     ) -> None:
-        self._ready: queue.SimpleQueue[FinishedBatch | BaseException] = queue.SimpleQueue()
-        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()  # an entry per batch to make
-        for _ in range(depth):
-            self._room.put(None)
+        # Batches that were made together are handed over together, and room is given back for several
+        # at once: to change between two threads takes about as long as to make a batch.
+        self._ready: queue.SimpleQueue[list[FinishedBatch] | BaseException] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[int] = queue.SimpleQueue()  # how many batches to make
+        self._room.put(depth)
+        self._taken: deque[FinishedBatch] = deque()  # that the trainer has taken over, but not used yet
+        self._used, self._at_once = 0, max(1, depth // 2)  # batches for which no room was given back yet
         self._limits = limits
         self._stop = threading.Event()
         self._gate = ForkGate()
@@ -82,11 +85,11 @@ class ReadAhead:
 
     def _run(self, open_source: Callable[[], BatchSource], finish: BatchFinisher) -> None:
         try:
-            self._source = open_source()
+            self._source, room = open_source(), 0
             while not self._stop.is_set():
-                self._room.get()
+                room += 0 if room else self._room.get()
                 with self._gate:
-                    self._make_some(self._source, finish)
+                    room -= self._make_some(self._source, finish, room)
         except BaseException as error:
             if not self._stop.is_set():  # else nothing reads it, and its traceback keeps memory alive
                 self._ready.put(error)
@@ -94,40 +97,52 @@ class ReadAhead:
             if self._source is not None:
                 self._source.close()
 
-    def _make_some(self, source: BatchSource, finish: BatchFinisher) -> None:
+    def _make_some(self, source: BatchSource, finish: BatchFinisher, room: int) -> int:
         """Make a batch, and those that were read with it, as far as there is room and it takes no time.
 
-        A trainer that waits is woken once for all of them: to change between two threads takes
-        about as long as to make a batch.
+        Returns how many.
         """
-        made, began = [], time.perf_counter()
+        made: list[FinishedBatch] = []
+        if not room:  # it was woken to stop
+            return 0
         try:
-            made.append(finish(source.next()))
-            with suppress(queue.Empty):
-                while source.buffered and time.perf_counter() - began < TOGETHER_SECONDS:
-                    self._room.get_nowait()
-                    made.append(finish(source.next()))
+            lines = source.next()
+            began = time.perf_counter()
+            made.append(finish(lines))
+            while source.buffered and len(made) < room and time.perf_counter() - began < TOGETHER_SECONDS:
+                made.append(finish(source.next()))
         finally:
-            for batch in made:
-                self._ready.put(batch)
+            if made:
+                self._ready.put(made)
+        return len(made)
 
     def next(self) -> FinishedBatch:
+        if not self._taken:
+            self._wait()
+        batch = self._taken.popleft()
+        self._used += 1
+        if self._used >= self._at_once:
+            self._room.put(self._used)
+            self._used = 0
+        return batch
+
+    def _wait(self) -> None:
         patience: Patience | None = None
         while True:
             try:
-                batch = self._ready.get(timeout=CHECK_SECONDS)
+                made = self._ready.get(timeout=CHECK_SECONDS)
             except queue.Empty:
                 self._check()
                 patience = patience or Patience(self._limits, waited=CHECK_SECONDS)
                 patience.check(self._report)
                 continue
-            if isinstance(batch, BaseException):
+            if isinstance(made, BaseException):
                 try:
-                    raise batch
+                    raise made
                 finally:
-                    del batch  # the traceback holds this frame: without a cycle, all is freed at once
-            self._room.put(None)
-            return batch
+                    del made  # the traceback holds this frame: without a cycle, all is freed at once
+            self._taken.extend(made)
+            return
 
     def _check(self) -> None:
         try:
@@ -154,7 +169,7 @@ class ReadAhead:
     def stop(self) -> None:
         """Ask the thread and its source to end soon, without waiting for that."""
         self._stop.set()
-        self._room.put(None)  # in case the thread waits for room
+        self._room.put(0)  # in case the thread waits for room
         if self._source is not None:
             self._source.wake()
 

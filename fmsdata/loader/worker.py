@@ -35,7 +35,7 @@ from fmsdata.prefetch.open_files import OpenFiles
 from fmsdata.run.finite import PassPlan
 from fmsdata.run.positions import Milestone, Positions
 from fmsdata.run.rescalable import Rescalable
-from fmsdata.tasks.batch import gather, padding_of, shape_of
+from fmsdata.tasks.batch import Gathering
 
 WATCH_SECONDS = 1.0  # how often a worker checks whether the trainer is still there, where nothing wakes it
 
@@ -233,13 +233,14 @@ class RoundReader:
         return write_reply(memory, Reply(failure=self._failure))
 
     def _write(self, memory: SharedMemory, rows: list[Row], passed: list[Milestone]) -> ReplySize:
-        length, dtype = shape_of(rows)
+        lines = Gathering.of(rows)
+        length, dtype = lines.length, lines.dtype
         size = len(rows) * length * dtype.itemsize
-        gather(rows, np.frombuffer(memory.reserve(size), dtype).reshape(len(rows), length))
+        lines.copy_to(np.frombuffer(memory.reserve(size), dtype).reshape(len(rows), length))
         reply = Reply(
             length=length,
             dtype=dtype.str,
-            padding=padding_of(rows),
+            padding=lines.padding,
             lines=join_lines(rows) if self._spec.needs_lines else None,
             passed=passed,
             stats=self._lanes.files.stats(),

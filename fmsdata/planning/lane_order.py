@@ -118,9 +118,9 @@ class LaneOrder:
     def _numbers(self, epoch: int, position: int, count: int) -> Ints:
         """The numbers of this many blocks of the lane in an epoch, from a position on."""
         permutation = _permutation(self._blocks, self.seed, self.source, epoch)
-        positions = np.arange(position, position + count * self._lanes, self._lanes)
         if self._dense:
-            return permutation.shared_array(positions)
+            return permutation.every(position, self._lanes, count)
+        positions = np.arange(position, position + count * self._lanes, self._lanes)
         return permutation.array(positions) if count >= FEW else np.array([*map(permutation, positions.tolist())])
 
 

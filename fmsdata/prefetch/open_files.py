@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +51,7 @@ class OpenFiles:
     ) -> None:
         self.shards: Recent[tuple[MappedFile, Shard]] = Recent(OPEN_SHARDS)
         self.mapped = MappedFiles(versions)
+        self._shared: Recent[Any] = Recent(OPEN_SHARDS)
         self.reading_now: BlockName | None = None  # the last block that a lane began to read
         self._on_read = on_read
         self.share = share
@@ -57,6 +59,10 @@ class OpenFiles:
         self._buffers: dict[Storage, PrefetchBuffer] = {}
         self._remote: dict[object, RemoteSource] = {}
         self._decoded: dict[int, DecodedBatches] = {}  # by their budget
+
+    def shared(self, key: object, make: Callable[[], Any]) -> Any:
+        """What lanes have in common under a key, made by the first of them."""
+        return self._shared.get(key, make)
 
     def reading(self, block: BlockName) -> None:
         """Called with each block before it is read."""
@@ -147,6 +153,7 @@ class MappedBlocks:
             np.repeat(np.arange(len(found)), [len(start) for start, _ in found]),
             np.concatenate([start for start, _ in found]),
             np.concatenate([length for _, length in found]),
+            are_shared=True,
         )
 
     def check(self) -> None:

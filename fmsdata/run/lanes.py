@@ -78,6 +78,7 @@ class _RunningLane:
     def __init__(self, data: "Rescalable", lane: Lane, state: State | None) -> None:
         self.lane, self._columns = lane.index, data.columns
         self._ahead, self._to_do = lane.ahead, 0.0  # tokens to work for, ahead of the next chunk
+        self._turn = int(lane.spread * ADVANCE)
         self.passed: list[Milestone] = []  # that were not reported yet
         self.planned: int | None = None  # the lines that it has in a finite pass
         with nullcontext() if state is None else restoring(lane.index):
@@ -85,10 +86,19 @@ class _RunningLane:
             self._iterator = data.lines.open(lane, part(state, "anchor"))
         self._chunk: Chunk | None = None
         self._rows = 0  # of the chunk
+        self._easy = 0  # lines of the chunk that can be taken without anything else to do
         self._drop_anchor(0)
         self.passed = []
 
     def take(self) -> Row:
+        if self._easy and self._chunk is not None:
+            self._easy -= 1
+            row = self._row
+            self._row, self.lines = row + 1, self.lines + 1
+            return self._chunk, row
+        return self._take()
+
+    def _take(self) -> Row:
         while self._chunk is None or self._row >= self._rows:
             if self._chunk is not None:
                 self._leave()
@@ -109,10 +119,13 @@ class _RunningLane:
             part = self._to_do / (self._rows - row)
             self._to_do -= part
             self._ahead.advance(part)
-        if self._row % ADVANCE == 0:
+        if self.lines % ADVANCE == self._turn:
             self._iterator.advance(ADVANCE)
         if self._row == self._rows:
             self._leave()
+        elif not self._to_do and self.planned is None:
+            to_turn = (self._turn - self.lines - 1) % ADVANCE
+            self._easy = min(self._rows - self._row - 1, to_turn)
         if self.lines == self.planned:
             self._require_end()
         return chunk, row

@@ -119,6 +119,7 @@ class Rescalable(IterableDataset[Item]):
             seed=self.seed,
             host=host,
             window_tokens=self._window_tokens,
+            only_plans=self._only_plans,
             epochs=self.epochs,
         )
 
@@ -131,6 +132,10 @@ class Rescalable(IterableDataset[Item]):
         if plan is None or not plan.is_usable:
             self._plans[samples] = plan = PlanInBackground(self, samples, folder)
         return plan
+
+    @cached_property
+    def _only_plans(self) -> bool:
+        return self.lines.only_plans()
 
     @cached_property
     def _window_tokens(self) -> int:

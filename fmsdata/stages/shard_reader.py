@@ -7,6 +7,7 @@ the state is two numbers: the next block of the lane, and the next document in i
 import copy
 import math
 from collections.abc import Collection, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +23,7 @@ from fmsdata.core.outline import facts_of
 from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, Buffer
 from fmsdata.core.stage import Size, Stage
 from fmsdata.core.state import State, number
+from fmsdata.core.tokens import StoredTokens
 from fmsdata.core.wording import counted, shown
 from fmsdata.corpus.counts import open_source
 from fmsdata.corpus.selection import SourcePath, locate
@@ -37,6 +39,7 @@ BLOCK_TOKENS = 1 << 18
 TOKEN_BYTES = 4  # of text, for each token of a block
 DENSE = 1 / 16  # of the lanes: if this many are read together, they share the planning of blocks
 CHUNK_DOCUMENTS, CHUNK_TOKENS = 1024, 1 << 20  # read blocks together up to this many
+START_TOKENS = 1 << 18  # of a mixture that is only planned, at first
 BLOCK_BITS, KEY_BITS = np.uint64(16), np.uint64(48)  # documents are sorted by block, then by key
 
 
@@ -207,25 +210,42 @@ class _ReaderIterator(StageIterator):
         self._target = 1
         # The state before each document of the chunk, and after the last; None before the first chunk.
         self._at: Ints | None = None
+        self._chunk: Chunk | None = None
+        if lane.only_plans:  # it costs little: all sources together start with about as many tokens
+            documents = (1 + lane.spread) * START_TOKENS * lane.pace.of_lane / reader.counts.mean_length
+            self._target = int(min(max(1.0, documents), CHUNK_DOCUMENTS))
 
     def read(self) -> Chunk:
         empty = 0
         while True:
             blocks = self._next_blocks()
             if blocks is None:
-                self._at = None
+                self._at = self._chunk = None
                 raise Exhausted(last=self._order.has_last)
-            documents = self._blocks.read_all(self._place, blocks.addresses, self._announce)
-            self._blocks.check()
-            chunk = self._in_order(blocks, documents)
-            self._place, self._visited = self._place + len(blocks), 0
-            self._target = min(2 * self._target, CHUNK_DOCUMENTS)
+            chunk = self._chunk = self._read(blocks)
             if len(chunk):
                 return chunk
             empty += len(blocks)
             if empty > self._order.plan.blocks:
                 self._require_a_document()
                 empty = 0
+
+    def read_on(self, kept: int) -> Chunk | None:
+        blocks, last, at = self._next_blocks(), self._chunk, self._at
+        if blocks is None or last is None or at is None:
+            return None
+        chunk = self._chunk = Chunk.join([last.slice(kept, len(last)), self._read(blocks)])
+        if self._at is not None:
+            self._at = np.concatenate([at[kept:-1], self._at])
+        return chunk
+
+    def _read(self, blocks: PlannedBlocks) -> Chunk:
+        documents = self._blocks.read_all(self._place, blocks.addresses, self._announce)
+        self._blocks.check()
+        chunk = self._in_order(blocks, documents)
+        self._place, self._visited = self._place + len(blocks), 0
+        self._target = min(2 * self._target, CHUNK_DOCUMENTS)
+        return chunk
 
     def state(self, taken: int) -> State:
         block, document = (self._place, self._visited) if self._at is None else self._at[taken].tolist()
@@ -238,10 +258,10 @@ class _ReaderIterator(StageIterator):
             return blocks
         addresses, plan = blocks.addresses, self._order.plan
         sizes = addresses[:, 2] - addresses[:, 1]
-        few = int(np.searchsorted(np.cumsum(sizes), self._target)) + 1
-        tokens = np.cumsum(sizes[:few] * plan.mean_lengths.take(addresses[:few, 0]))
+        few = int(sizes.cumsum().searchsorted(self._target)) + 1
+        tokens = (sizes[:few] * plan.mean_lengths.take(addresses[:few, 0])).cumsum()
         most = min(CHUNK_TOKENS, self._blocks.tokens_at_once)
-        return blocks.part(0, min(few, int(np.searchsorted(tokens, most)) + 1))
+        return blocks.part(0, min(few, int(tokens.searchsorted(most)) + 1))
 
     def _announce(self, address: Address) -> None:
         shard, first, stop = address
@@ -257,18 +277,18 @@ class _ReaderIterator(StageIterator):
         if reader.strip:
             stripped, length = strip_ends(documents.arrays, documents.array, start, length, np.array(reader.strip))
         epochs = _runs(blocks.epochs)
-        keys = mix_array(self._keys(blocks, epochs))
+        keys = mix_array(self._keys(blocks, epochs, sizes))
         place = documents.number - blocks.addresses[:, 1].take(documents.block)
         mixed = mix_array(place.astype(np.uint64) ^ keys.take(documents.block))
-        order = np.argsort(mixed >> BLOCK_BITS | documents.block.astype(np.uint64) << KEY_BITS, kind="stable")
+        order = (mixed >> BLOCK_BITS | documents.block.astype(np.uint64) << KEY_BITS).argsort(kind="stable")
         enough = length.take(order) >= max(1, reader.min_length)
         enough[: self._visited] = False
-        kept = np.flatnonzero(enough)
+        kept = enough.nonzero()[0]
         order = order.take(kept)
         spans = np.zeros((len(kept), COLUMNS), np.int64)
         spans[:, BUFFER] = documents.array.take(order)
         if len(epochs) > 1:  # a buffer for each array and epoch
-            number = np.repeat(np.arange(len(epochs)), [stop - start for _, start, stop in epochs])
+            number = np.arange(len(epochs)).repeat([stop - start for _, start, stop in epochs])
             spans[:, BUFFER] += number.take(documents.block.take(order)) * len(documents.arrays)
         spans[:, START] = start.take(order)
         spans[:, LENGTH] = length.take(order)
@@ -278,25 +298,40 @@ class _ReaderIterator(StageIterator):
             spans[:, START] += spans[:, POSITION]
         spans[:, BEGINS] = 1
         # In this order, the block of each document, and the documents of the block before it.
-        block, first = np.repeat(np.arange(len(blocks)), sizes).take(kept), offsets(sizes)
+        block, first = np.arange(len(blocks)).repeat(sizes).take(kept), offsets(sizes)
         self._at = at = np.empty((len(kept) + 1, 2), np.int64)
         at[:-1, 0] = block + self._place
         at[:-1, 1] = kept - first.take(block)
         at[-1] = self._place + len(blocks), 0
-        buffers = [buffer for epoch, _, _ in epochs for buffer in self._buffers(documents, epoch)]
-        return Chunk(buffers, spans, np.arange(len(kept) + 1))
+        return Chunk(self._buffers_of(documents, epochs), spans, np.arange(len(kept) + 1))
 
-    def _keys(self, blocks: PlannedBlocks, epochs: list[tuple[int, int, int]]) -> Keys:
-        """The key of each block."""
-        parts = [keys_of((self._order.seed, self._source, epoch), blocks.numbers[a:b]) for epoch, a, b in epochs]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    def _keys(self, blocks: PlannedBlocks, epochs: list[tuple[int, int, int]], sizes: Ints) -> Keys:
+        """The key of each block. One document has one order, so a block of one needs none."""
+        keys = np.zeros(len(blocks), np.uint64)
+        several = (sizes > 1).nonzero()[0]
+        cuts = several.searchsorted([start for _, start, _ in epochs]).tolist()
+        for (epoch, _, _), low, high in zip(epochs, cuts, [*cuts[1:], len(several)], strict=True):
+            if low < high:
+                which = several[low:high]
+                keys[which] = keys_of((self._order.seed, self._source, epoch), blocks.numbers.take(which))
+        return keys
 
-    def _buffers(self, documents: Located, epoch: int) -> list[Buffer]:
+    def _buffers_of(self, documents: Located, epochs: list[tuple[int, int, int]]) -> list[Buffer]:
+        """A buffer for each epoch and array. Lanes share those of whole shards."""
         names, plan, seed = self._reader.counts.shards, self._order.plan, self._order.seed
-        return [
-            Buffer(tokens, self._source, names[shard], epoch, plan.keys(seed, self._source, epoch, shard))
-            for tokens, shard in zip(documents.arrays, documents.shards, strict=True)
-        ]
+
+        def buffer(tokens: StoredTokens, epoch: int, shard: int) -> Buffer:
+            return Buffer(tokens, self._source, names[shard], epoch, plan.keys(seed, self._source, epoch, shard))
+
+        if not documents.are_shared:
+            arrays = list(zip(documents.arrays, documents.shards, strict=True))
+            return [buffer(tokens, epoch, shard) for epoch, _, _ in epochs for tokens, shard in arrays]
+        buffers: list[Buffer] = []
+        for epoch, _, _ in epochs:
+            for tokens, shard in zip(documents.arrays, documents.shards, strict=True):
+                key = plan, seed, self._source, epoch, shard, id(tokens)
+                buffers.append(self._host.shared(key, partial(buffer, tokens, epoch, shard)))
+        return buffers
 
     def _require_a_document(self) -> None:
         """Raise if no document of the whole source is long enough, instead of searching forever."""
@@ -318,7 +353,7 @@ class _ReaderIterator(StageIterator):
 
 def _runs(values: Ints) -> list[tuple[int, int, int]]:
     """The runs of equal values: the value, and where it starts and stops."""
-    starts = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
+    starts = [0, *((values[1:] != values[:-1]).nonzero()[0] + 1).tolist(), len(values)]
     return [(int(values[start]), start, stop) for start, stop in pairwise(starts)]
 
 

@@ -21,7 +21,8 @@ from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError, StateError
 from fmsdata.stages.windows import TOKENIZED, saved_windows, window_sizes
 
-AT_ONCE = 128  # items that are read at once, if windows are smaller
+AT_ONCE = 256  # items that are read at once, if windows are smaller
+PART = 512  # items that are handed out at once, if windows are larger
 DISTANCE = 10_000  # items between two neighbours
 WINDOW_PER_DISTANCE = 3  # in a random order of n items, two of them are n / 3 apart on average
 EPOCH_PER_WINDOW = 8  # a window holds at most this part of a lane's epoch
@@ -127,35 +128,39 @@ class Shuffle(Stage):
 class _ShuffleIterator(StageIterator):
     """The state is the state below at the start of a window, its number, and the items taken since.
 
-    Several small windows are read at once, if that is only planning: an array operation costs about
-    the same for one window and for ten. The first read is of one window, then they double.
+    What is only planned is read ahead, little by little. Several small windows are read at once: an
+    array operation costs about the same for one window and for ten. Large ones are handed out in parts.
+    Lanes begin with different numbers of windows, so that they don't all read at the same moment.
     """
 
     def __init__(self, stage: Shuffle, lane: Lane, state: State | None) -> None:
         self._sizes = stage.sizes()
-        self._most = AT_ONCE if stage.below.only_plans() and len(self._sizes) == 1 else 0  # items to read at once
+        self._only_plans = stage.below.only_plans() and len(self._sizes) == 1
+        self._spread = lane.spread
         self._key = key_of(lane.seed, "shuffle", lane.source, lane.index, stage.twins_below())
         self._below = Cursor(stage.below.open(lane, part(state, "below")))
-        self._number = number(state, "window")  # of the first window of the chunk
-        self._windows = 1  # of the chunk
-        self._skip = number(state, "taken")  # items of the chunk that were already taken
-        self._size = self._size_of(self._number)  # items of the chunk
-        if self._skip >= self._size + self._most:
-            raise StateError(f"'taken' is {self._skip}, but the window has only {self._size} items")
-        while self._skip >= self._size:
+        self._number = number(state, "window")  # of the first window that was read last
+        self._windows = 1  # that were read last
+        self._taken = number(state, "taken")  # items of these windows that were taken before the chunk
+        self._size = self._size_of(self._number)  # items of these windows
+        if self._taken >= self._size + (AT_ONCE if self._only_plans else 0):
+            raise StateError(f"'taken' is {self._taken}, but the window has only {self._size} items")
+        while self._taken >= self._size:
             self._below.take(self._size)
-            self._number, self._skip = self._number + 1, self._skip - self._size
+            self._number, self._taken = self._number + 1, self._taken - self._size
         self._anchor = self._below.state()
-        self._after: State | None = None  # the state below at the end of the chunk, once it was asked for
-        self._ahead: list[Chunk] = []  # of the next window, which is larger than what is read at once
+        self._after: State | None = None  # the state below at the end of these windows, once it was asked for
+        self._items: Chunk | None = None  # of these windows, while some were not handed out
+        self._order: Ints = np.empty(0, np.int64)  # of the items
+        self._chunk_size = 0
+        self._is_second = True  # whether the windows that are read next are the second that are read
+        self._ahead: list[Chunk] = []  # of the next windows
         self._taken_ahead = 0
         self._failed: Exception | None = None
-        self._read = False
 
     def advance(self, items: int) -> None:
-        size = self._sizes[-1]
-        items = min(items, size - self._taken_ahead)
-        if not self._read or not self._most or size <= self._most or items <= 0 or self._failed is not None:
+        items = min(items, self._next_windows() * self._sizes[-1] - self._taken_ahead)
+        if not self._only_plans or not self._chunk_size or items <= 0 or self._failed is not None:
             return
         self._state_after()
         try:
@@ -167,23 +172,41 @@ class _ShuffleIterator(StageIterator):
             self._failed = error
 
     def read(self) -> Chunk:
-        if self._read:
-            self._number, self._skip = self._number + self._windows, 0
+        self._taken, self._chunk_size = self._taken + self._chunk_size, 0
+        if self._items is None:
+            self._items = self._read_windows()
+        items, stop = self._items, self._size
+        if self._only_plans and self._size > PART:
+            stop = min(stop, self._taken + PART - (self._taken + int(self._spread * PART)) % PART)
+        chunk = items.take(self._order[self._taken : stop])
+        if stop == self._size:
+            self._items = None
+        self._chunk_size = len(chunk)
+        return chunk
+
+    def _read_windows(self) -> Chunk:
+        """The next windows, some of which may have been taken before."""
+        if self._taken == self._size:
             self._anchor, self._after = self._state_after(), None
-            self._read = False
-            size = self._size_of(self._number)
-            self._windows = max(1, min(2 * self._windows, self._most // size))
-            self._size = self._windows * size
+            self._number, self._taken = self._number + self._windows, 0
+            self._windows, self._is_second = self._next_windows(), False
+            self._size = self._windows * self._size_of(self._number)
         if self._failed is not None:
             raise self._failed
-        chunk = self._take()
-        self._read, self._size = True, len(chunk)
-        if self._skip >= self._size:
-            raise StateError(f"'taken' is {self._skip}, but the window has only {self._size} items")
-        return chunk.take(self._order()[self._skip :])
+        items = self._take()
+        self._size = len(items)
+        if self._taken >= self._size:
+            raise StateError(f"'taken' is {self._taken}, but the window has only {self._size} items")
+        self._order = self._order_of_items()
+        return items
+
+    def _next_windows(self) -> int:
+        """How many windows are read next."""
+        most = max(1, AT_ONCE // self._sizes[-1]) if self._only_plans else 1
+        return 1 + int(self._spread * most) if self._is_second else most
 
     def _take(self) -> Chunk:
-        """The items of the next chunk, some of which may have been taken before."""
+        """The items of the next windows."""
         ahead, left = self._ahead, self._size - self._taken_ahead
         self._ahead, self._taken_ahead = [], 0
         if not ahead:
@@ -193,8 +216,7 @@ class _ShuffleIterator(StageIterator):
                 ahead.append(self._below.take(left))
         return Chunk.join(ahead)
 
-    def _order(self) -> Ints:
-        """The order of the items of the chunk."""
+    def _order_of_items(self) -> Ints:
         size = self._size_of(self._number)
         whole, rest = divmod(self._size, size)
         self._windows = whole + (rest > 0)
@@ -214,7 +236,7 @@ class _ShuffleIterator(StageIterator):
         return self._sizes[min(number, len(self._sizes) - 1)]
 
     def state(self, taken: int) -> State:
-        taken += self._skip
+        taken += self._taken
         if taken == self._size:
             return {"window": self._number + self._windows, "taken": 0, "below": self._state_after()}
         return {"window": self._number, "taken": taken, "below": self._anchor}

@@ -6,7 +6,7 @@ Tokens are copied here and only here.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from fmsdata.core.chunk import Chunk, Row, check_lengths, epochs, provenance
-from fmsdata.core.copying import copy_items
+from fmsdata.core.copying import copy_pieces
 from fmsdata.core.keys import Ints, Keys, mix_array, offsets
 from fmsdata.core.memory import Source
 from fmsdata.core.pieces import Piece, pieces_of
@@ -247,18 +247,14 @@ def collect(rows: Sequence[Row], extra_tokens: int) -> Batch:
 
 def collect_all(batches: Sequence[Sequence[Row]], extra_tokens: int) -> list[Batch]:
     """A batch of each of these lists of lines. All lines are copied together, if that is possible."""
-    shapes = [shape_of(rows) for rows in batches]
-    length, dtype = shapes[0]
-    if any(shape != shapes[0] for shape in shapes):
-        sizes = zip(batches, shapes, strict=True)
-        copied = [gather(rows, np.empty((len(rows), length), dtype)) for rows, (length, dtype) in sizes]
-    else:
-        together = [row for rows in batches for row in rows]
-        tokens, stops = gather(together, np.empty((len(together), length), dtype)), accumulate(map(len, batches))
-        copied = [tokens[stop - len(rows) : stop] for rows, stop in zip(batches, stops, strict=True)]
+    together = Gathering.of([row for rows in batches for row in rows])
+    if together.pieces is None and len(batches) > 1:  # they may differ from batch to batch
+        return [collect(rows, extra_tokens) for rows in batches]
+    tokens = together.copy_to(np.empty((len(together.rows), together.length), together.dtype))
+    ends = [0, *accumulate(map(len, batches))]
     return [
-        Batch(tokens, padding_of(rows), extra_tokens, partial(lines_of, rows))
-        for tokens, rows in zip(copied, batches, strict=True)
+        Batch(tokens[first:stop], together.padding[first:stop], extra_tokens, partial(lines_of, rows))
+        for rows, (first, stop) in zip(batches, pairwise(ends), strict=True)
     ]
 
 
@@ -267,7 +263,55 @@ def lines_of(rows: Sequence[Row]) -> Chunk:
     return Chunk.join([chunk.slice(row, row + 1) for chunk, row in rows])
 
 
-def shape_of(rows: Sequence[Row]) -> tuple[int, np.dtype[Any]]:
+class Gathering(NamedTuple):
+    """Lines that are about to be copied to an array (lines, line length)."""
+
+    rows: Sequence[Row]
+    length: int
+    dtype: np.dtype[Any]  # holds all tokens
+    padding: list[int]  # how many tokens at the end of each line are padding
+    pieces: list[bytearray] | None  # the memory of each line; None if they can't be copied at once
+    unchecked: set[Source]  # what that memory is mapped from
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> "Gathering":
+        length, dtype, _, _ = rows[0][0].at_once
+        padding: list[int] = []
+        pieces: list[bytearray] = []
+        unchecked: set[Source] = set()
+        for chunk, row in rows:
+            its_length, its_dtype, copies, padded = chunk.at_once
+            if its_length != length or its_dtype is None or its_dtype != dtype:
+                break
+            pieces.append(copies.pieces(row))
+            copies.add_sources(row, unchecked)
+            padding.append(0 if padded is None else padded[row])
+        else:
+            if dtype is not None:
+                return cls(rows, length, dtype, padding, pieces, unchecked)
+        length, dtype = _shape_of(rows)
+        return cls(rows, length, dtype, [chunk.padding[row] for chunk, row in rows], None, set())
+
+    def copy_to(self, tokens: Tokens) -> Tokens:
+        """Copy them. Raises if a file is not what it was when it was mapped."""
+        if self.pieces is not None:
+            copy_pieces(self.pieces, tokens, self.unchecked)
+            for source in self.unchecked:
+                source.check()
+            return tokens
+        try:
+            for line, (chunk, row) in enumerate(self.rows):
+                tokens[line] = chunk.copies.read(row, self.unchecked)
+            for source in self.unchecked:
+                source.check()
+        except BaseException:
+            for chunk, _ in self.rows:
+                chunk.copies.forget()
+            raise
+        return tokens
+
+
+def _shape_of(rows: Sequence[Row]) -> tuple[int, np.dtype[Any]]:
     """The length of these lines, which must be the same, and a type that holds all their tokens."""
     length, dtype, last = rows[0][0].line_length, rows[0][0].dtype, rows[0][0]
     for chunk, _ in rows:
@@ -278,27 +322,3 @@ def shape_of(rows: Sequence[Row]) -> tuple[int, np.dtype[Any]]:
                 dtype = np.dtype(np.int64)
             last = chunk
     return length, dtype
-
-
-def gather(rows: Sequence[Row], tokens: Tokens) -> Tokens:
-    """The tokens of these lines, copied to an array (lines, line length)."""
-    unchecked: set[Source] = set()
-    items = [(chunk.copies, row) for chunk, row in rows]
-    try:
-        if all(copies.stored_as == tokens.dtype for copies, _ in items):
-            copy_items(items, tokens, unchecked)
-        else:
-            for line, (copies, row) in enumerate(items):
-                tokens[line] = copies.read(row, unchecked)
-        for source in unchecked:
-            source.check()
-    except BaseException:
-        for copies, _ in items:
-            copies.forget()
-        raise
-    return tokens
-
-
-def padding_of(rows: Sequence[Row]) -> list[int]:
-    """How many tokens at the end of each line are padding."""
-    return [chunk.padding[row] for chunk, row in rows]

@@ -234,3 +234,12 @@ def test_key_tells_numbers_from_names_and_where_one_part_ends() -> None:
 @given(st.lists(st.tuples(st.text(max_size=3), st.integers()), unique=True, min_size=2, max_size=5))
 def test_different_names_have_different_keys(names: list[tuple[str, int]]) -> None:
     assert len({key_of(*name) for name in names}) == len(names)
+
+
+@settings(max_examples=50)
+@given(n=st.integers(1, 20_000), first=st.integers(0, 19_999), step=st.integers(1, 5000))
+def test_places_at_regular_steps_are_those_of_the_array(n: int, first: int, step: int) -> None:
+    """Also where they are computed in several parts, and where a step is longer than a part."""
+    first %= n
+    permutation, numbers = Permutation(n, key=5), np.arange(first, n, step)
+    assert permutation.every(first, step, len(numbers)).tolist() == permutation.array(numbers).tolist()

@@ -267,7 +267,7 @@ def test_lanes_share_their_planning_however_many_sources_there_are(
         return once(permutation, numbers)
 
     monkeypatch.setattr(Permutation, "_once", counting)
-    plan = BlockPlan([blocks], [0, blocks], [1000.0])
+    plan = BlockPlan(np.array([blocks]), np.array([0, blocks]), np.array([1000.0]))
     places = 0
     for lane in range(16):
         for source in range(sources):

@@ -37,7 +37,7 @@ def refuse(root: Path, state: dict[str, Any], words: str, **overrides: Any) -> N
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("skip", 200, "'skip' is 200 of"),
+        ("skip", 400, "'skip' is 400 of"),
         ("skip", 1 << 50, "'skip' is"),
         ("lines", 1 << 61, "'lines' is .* more than there can be"),
         ("lines", True, "'lines' is True, expected a count"),

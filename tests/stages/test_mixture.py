@@ -9,6 +9,8 @@ import pytest
 
 import fmsdata
 from fmsdata.core.chunk import Chunk
+from fmsdata.core.iterator import Cursor
+from fmsdata.core.lane import Lane
 from fmsdata.core.spans import BUFFER, DOCUMENT, LENGTH, TAIL
 from tests.helpers import write_source
 
@@ -103,3 +105,29 @@ def test_uneven_documents_give_no_source_more_than_its_share(tmp_path: Path, sig
                     got[item.source] += len(item)
                     taken += len(item)
     assert got["rare"] / sum(got.values()) == pytest.approx(0.01, rel=0.12)
+
+
+def test_documents_read_together_are_those_read_apart_from_every_state(tmp_path: Path) -> None:
+    """Sources of what is only planned read ahead of their turn, when another one reads."""
+    rng = np.random.default_rng(3)
+    for name in ("a", "b", "c"):
+        documents = [rng.integers(1, 99, length).astype(np.uint16) for length in rng.integers(1, 90, 400)]
+        write_source(tmp_path / name, documents, shards=3)
+    weights = {"a": 60.0, "b": 30.0, "c": 10.0}
+    mixture = fmsdata.Mixture({name: fmsdata.ShardReader(tmp_path / name, min_length=9) for name in weights}, weights)
+
+    def lane(*, only_plans: bool) -> Lane:
+        return Lane(index=1, count=3, seed=5, only_plans=only_plans)
+
+    def read(iterator: Cursor, count: int) -> list[list[int]]:
+        return [item.tokens.tolist() for item in iterator.take(count)]
+
+    apart = Cursor(mixture.open(lane(only_plans=False)))
+    expected = read(apart, 1500)
+    together = Cursor(mixture.open(lane(only_plans=True)))
+    taken = 0
+    for count in rng.integers(1, 60, 30).tolist():
+        assert read(together, count) == expected[taken : taken + count]
+        taken += count
+        resumed = Cursor(mixture.open(lane(only_plans=True), together.state()))
+        assert read(resumed, 300) == expected[taken : taken + 300]

@@ -64,13 +64,30 @@ class MixtureIterator(StageIterator):
         ]
         if not active:
             raise Exhausted
-        horizon = min([source.fill() for _, source in active])
+        horizon = self._horizon([source for _, source in active])
         tokens = self._tokens([0] * len(self._sources))
         taken = [source.take_until(horizon) for _, source in active]
-        order = np.argsort(np.concatenate([due for _, due in taken]), kind="stable")
-        self._from = np.repeat([i for i, _ in active], [len(due) for _, due in taken])[order]
-        chunk = Chunk.join([documents for documents, _ in taken]).compact().take(order)
+        order = np.concatenate([due for _, due in taken]).argsort(kind="stable")
+        self._from = np.array([i for i, _ in active]).repeat([len(due) for _, due in taken]).take(order)
+        chunk = Chunk.join([documents for documents, _ in taken]).take(order).compact()
         return self._until_phase_ends(chunk, tokens)
+
+    def _horizon(self, sources: "list[_MixedSource]") -> float:
+        """The time before which all documents that are due are read.
+
+        When some sources have just read, those that will soon have to read do so now, if that is only
+        planning: a merge costs about the same for few documents as for many.
+        """
+        times = [source.time for source in sources]
+        new = [time for source, time in zip(sources, times, strict=True) if source.is_new]
+        if self._lane.only_plans and new and len(new) < len(sources):
+            now = min([source.next_due for source in sources])
+            soon = now + (min(new) - now) / 2
+            for source, time in zip(sources, times, strict=True):
+                if not source.is_new and time < soon:
+                    source.extend()
+            times = [source.time for source in sources]
+        return min(times)
 
     def state(self, taken: int) -> State:
         counts = self._counts(taken)
@@ -97,7 +114,7 @@ class MixtureIterator(StageIterator):
     def _has_more(self, name: str) -> bool:
         source = self._sources[name]
         had_ended = source.ended
-        has_more = source.fill() < math.inf
+        has_more = source.fill()
         in_endless_run = not self._lane.marks and self._lane.epochs is None
         if not has_more and not had_ended and source.was_last and in_endless_run:
             warnings.warn(
@@ -120,6 +137,8 @@ class MixtureIterator(StageIterator):
 
     def _counts(self, taken: int) -> list[int]:
         """The number of documents of each source among the first `taken` of the chunk."""
+        if not taken:
+            return [0] * len(self._sources)
         counts: list[int] = np.bincount(self._from[:taken], minlength=len(self._sources)).tolist()
         return counts
 
@@ -168,25 +187,51 @@ class _MixedSource:
     def weight(self) -> float:
         return self._pace.share
 
-    def fill(self) -> float:
-        """Read documents if none are left. Returns the time before which no further one is due."""
+    def fill(self) -> bool:
+        """Read documents if none are left. Returns whether there are any."""
         if not self.ended and (self._chunk is None or self._cursor == len(self._chunk)):
             try:
                 chunk = self.iterator.read()
             except Exhausted as end:
                 self.ended, self.was_last, chunk = True, end.last, None
-            self._before += int(self._ends[-1])
-            self._chunk, self._begin, self._cursor = chunk, 0, 0
-            self._ends = np.zeros(1, np.int64) if chunk is None else offsets(chunk.lengths())
-            self._update_due()
-        return math.inf if self.ended else self._time(self._before + self._shift + int(self._ends[-1]), 0)
+            self._enter(chunk)
+        return not self.ended
+
+    def extend(self) -> None:
+        """Read documents behind those that are left, if that is possible."""
+        chunk = self.iterator.read_on(self._cursor)
+        if chunk is not None:
+            self._enter(chunk)
+
+    def _enter(self, chunk: Chunk | None) -> None:
+        """Continue with a chunk that begins where the cursor is."""
+        self._before += int(self._ends[self._cursor])
+        self._chunk, self._begin, self._cursor = chunk, 0, 0
+        self._ends = np.zeros(1, np.int64) if chunk is None else offsets(chunk.lengths())
+        self._update_due()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing of the chunk was taken."""
+        return self._cursor == 0
+
+    @property
+    def time(self) -> float:
+        """The time before which no document is due that was not read."""
+        time: float = self._time(self._before + self._shift + int(self._ends[-1]), 0)
+        return time
+
+    @property
+    def next_due(self) -> float:
+        """When the next document is due."""
+        return float(self._due[self._cursor])
 
     def take_until(self, time: float) -> tuple[Chunk, npt.NDArray[np.float64]]:
         """The documents that are due before a time, and when each is due."""
         chunk = self._chunk
         if chunk is None:
             raise RuntimeError("call fill() first")
-        self._begin, self._cursor = self._cursor, int(np.searchsorted(self._due, time))
+        self._begin, self._cursor = self._cursor, int(self._due.searchsorted(time))
         return chunk.slice(self._begin, self._cursor), self._due[self._begin : self._cursor]
 
     def settle(self, count: int) -> None:
@@ -211,7 +256,8 @@ class _MixedSource:
 
     def _update_due(self) -> None:
         if self.weight:
-            self._due = self._time(self._ends[:-1] + (self._before + self._shift), np.diff(self._ends))
+            ends = self._ends
+            self._due = self._time(ends[:-1] + (self._before + self._shift), ends[1:] - ends[:-1])
 
     def _time(self, given: Any, length: Any) -> Any:
         """When documents are due.

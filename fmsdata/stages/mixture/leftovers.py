@@ -104,6 +104,10 @@ class LeftoverFirst:
                 self._iterator = self._stage.open(self._lane, self._after)
         return self._marked(self._iterator.read())
 
+    def read_on(self, kept: int) -> Chunk | None:
+        """The last chunk from item `kept` on, together with the next one; None if that is not possible."""
+        return None if self._leftover is not None or self._marks is not None else self._iterator.read_on(kept)
+
     def position(self, taken: int) -> tuple[Leftover | None, State | None]:
         """The position after the first `taken` items of the last chunk."""
         if self._leftover is None:
@@ -133,6 +137,8 @@ class LeftoverFirst:
 
         If the lane asks for marks, replace provenance by offsets from the start.
         """
+        if self._marks is None and self._leftover is None:
+            return chunk
         before = self._read
         lengths = chunk.lengths()
         self._read += int(lengths.sum())
