@@ -9,7 +9,7 @@ from contextlib import contextmanager
 def no_collection() -> Iterator[None]:
     """A context without garbage collection.
 
-    The collector runs for every so many new objects, and looks at all that there are. Opening a
+    The collector runs each time that a number of objects was created, and visits all that exist. Opening a
     thousand lanes makes hundreds of thousands, none of them garbage: it took two thirds of the time.
 
     >>> with no_collection():

@@ -38,7 +38,7 @@ MIX_TOKENS = 1 << 20  # of a lane, for each sample of the realised mix
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions:
-    """What a simulation is told, because no configuration says it."""
+    """What a simulation needs beside the configuration."""
 
     nodes: int
     gpus: int  # of a node; each is a data-parallel rank
