@@ -91,7 +91,8 @@ def _place(root: Location, file: Entry) -> Location:
 
 def _about(file: Entry, column: str | None, tokenizer: str) -> dict[Any, Any]:
     """What the lengths depend on."""
-    of_file = {"name": file.name, "size": str(file.size), "version": file.version or ""}  # two may be of the same moment
+    # With the name, since two files of one size may be written in the same moment.
+    of_file = {"name": file.name, "size": str(file.size), "version": file.version or ""}
     values = {"tokenizer": tokenizer, "column": column or "", **of_file}
     return {name.encode(): value.encode() for name, value in values.items()}
 
