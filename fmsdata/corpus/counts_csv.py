@@ -125,7 +125,7 @@ class CountsTable:
         found: dict[str, Parts] = {}
         for shard in shards:
             path = source + _parts(shard)
-            best = _best_rows(self._by_name.get(path[-1], []), path)
+            best = [path] if path in self._rows else _best_rows(self._by_name.get(path[-1], []), path)
             if len({self._rows[row] for row in best}) > 1:
                 rows = ", ".join("/".join(row) for row in best)
                 raise CountsError(f"{self._file}: several rows match {'/'.join(path)} and disagree: {rows}; keep one")
@@ -168,12 +168,11 @@ def read_rows(files: Iterable[Location]) -> dict[Parts, Count]:
 
 
 def _best_rows(rows: list[Parts], path: Parts) -> list[Parts]:
-    """The rows for a path: equal to it, ending in it, or else the longest ones that it ends in."""
-    equal = [row for row in rows if row == path]
+    """The rows for a path that has none of its own: those that end in it, or else the longest ones that it ends in."""
     longer = [row for row in rows if row[-len(path) :] == path]
     shorter = [row for row in rows if 1 < len(row) < len(path) and path[-len(row) :] == row]
     longest = max(map(len, shorter), default=0)
-    return equal or longer or [row for row in shorter if len(row) == longest]
+    return longer or [row for row in shorter if len(row) == longest]
 
 
 def _parts(path: str) -> Parts:
