@@ -22,7 +22,6 @@ from fmsdata.errors import ConfigError, StateError
 from fmsdata.stages.windows import TOKENIZED, saved_windows, window_sizes
 
 AT_ONCE = 256  # items that are read at once, if windows are smaller
-PART = 512  # items that are handed out at once, if windows are larger
 DISTANCE = 10_000  # items between two neighbours
 WINDOW_PER_DISTANCE = 3  # in a random order of n items, two of them are n / 3 apart on average
 EPOCH_PER_WINDOW = 8  # a window holds at most this part of a lane's epoch
@@ -129,8 +128,8 @@ class _ShuffleIterator(StageIterator):
     """The state is the state below at the start of a window, its number, and the items taken since.
 
     What is only planned is read ahead, little by little. Several small windows are read at once: an
-    array operation costs about the same for one window and for ten. Large ones are handed out in parts.
-    Lanes begin with different numbers of windows, so that they don't all read at the same moment.
+    array operation costs about the same for one window and for ten. Lanes begin with different numbers of
+    windows, so that they don't all read at the same moment.
     """
 
     def __init__(self, stage: Shuffle, lane: Lane, state: State | None) -> None:
@@ -150,8 +149,6 @@ class _ShuffleIterator(StageIterator):
             self._number, self._taken = self._number + 1, self._taken - self._size
         self._anchor = self._below.state()
         self._after: State | None = None  # the state below at the end of these windows, once it was asked for
-        self._items: Chunk | None = None  # of these windows, while some were not handed out
-        self._order: Ints = np.empty(0, np.int64)  # of the items
         self._chunk_size = 0
         self._is_second = True  # whether the windows that are read next are the second that are read
         self._ahead: list[Chunk] = []  # of the next windows
@@ -173,19 +170,6 @@ class _ShuffleIterator(StageIterator):
 
     def read(self) -> Chunk:
         self._taken, self._chunk_size = self._taken + self._chunk_size, 0
-        if self._items is None:
-            self._items = self._read_windows()
-        items, stop = self._items, self._size
-        if self._only_plans and self._size > PART:
-            stop = min(stop, self._taken + PART - (self._taken + int(self._spread * PART)) % PART)
-        chunk = items.take(self._order[self._taken : stop])
-        if stop == self._size:
-            self._items = None
-        self._chunk_size = len(chunk)
-        return chunk
-
-    def _read_windows(self) -> Chunk:
-        """The next windows, some of which may have been taken before."""
         if self._taken == self._size:
             self._anchor, self._after = self._state_after(), None
             self._number, self._taken = self._number + self._windows, 0
@@ -197,8 +181,9 @@ class _ShuffleIterator(StageIterator):
         self._size = len(items)
         if self._taken >= self._size:
             raise StateError(f"'taken' is {self._taken}, but the window has only {self._size} items")
-        self._order = self._order_of_items()
-        return items
+        chunk = items.take(self._order()[self._taken :])
+        self._chunk_size = len(chunk)
+        return chunk
 
     def _next_windows(self) -> int:
         """How many windows are read next."""
@@ -216,7 +201,8 @@ class _ShuffleIterator(StageIterator):
                 ahead.append(self._below.take(left))
         return Chunk.join(ahead)
 
-    def _order_of_items(self) -> Ints:
+    def _order(self) -> Ints:
+        """The order of the items of these windows."""
         size = self._size_of(self._number)
         whole, rest = divmod(self._size, size)
         self._windows = whole + (rest > 0)

@@ -170,6 +170,13 @@ def test_after_tokens_were_thrown_away_none_comes_twice(corpus: Path) -> None:
     run.check()
 
 
+def test_windows_of_many_hundred_lines_are_given_back_whole(corpus: Path) -> None:
+    run, options = Run(corpus), {"lanes": 2, "shuffle__window": 1100}
+    for steps, web in [(150, 7), (90, 1), (260, 5)]:
+        run.go_on(1, steps, sources=mix(web=web, wiki=3, code=1, books=1), **options)
+    run.finish(**options)
+
+
 def test_after_an_edit_the_laws_hold_as_before(corpus: Path) -> None:
     states = Run(corpus).go_on(3, 12, sources=mix(web=7, wiki=3, books=1), lanes=6).states
     make = maker(corpus, sources=mix(web=1, code=3, wiki=6), lanes=6, pack__seq_len=21)

@@ -622,7 +622,9 @@ def test_the_commands_work_on_an_object_store(on_s3: Elsewhere, proxy: FaultProx
     endpoint = f"client_kwargs.endpoint_url={proxy.endpoint}"
     done = run("index", there.url, "-o", endpoint, "-o", f"key={KEY}", "--storage-options", "secret=${env:S}", S=SECRET)
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(rf"wrote {there}/meta/counts.csv: \d+ shards, [\d,]+ documents, [\d,]+ tokens\n", done.stdout)
+    counts, manifest = done.stdout.splitlines()
+    assert re.fullmatch(rf"wrote {there}/meta/counts.csv: \d+ shards, [\d,]+ documents, [\d,]+ tokens", counts)
+    assert manifest.startswith(f"wrote {there}/meta/fmsdata-manifest.ipc")
     by_environment = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": proxy.endpoint}
     config = tmp_path / "run.yaml"
     config.write_text(yaml.safe_dump({**CONFIG, "sources": SOURCES, "path": there.url}))
