@@ -9,6 +9,7 @@ import json
 import zlib
 from collections.abc import Iterable
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ def checked_ids(ids: Any, rows: int) -> Ints:
         raise ConfigError(f"ids is {shown(ids)}; it must be the ids of some rows, as in exclude([3, 17])")
     try:
         listed = ids.detach().cpu() if isinstance(ids, torch.Tensor) else ids
-        given = np.asarray(listed if hasattr(listed, "__array__") else list(listed)).reshape(-1)
+        given = np.asarray(listed if hasattr(listed, "__array__") else _listed(listed, rows)).reshape(-1)
     except ValueError:  # lists of different lengths
         given = np.array([None])
     if given.size and given.dtype.kind not in "iu":
@@ -99,6 +100,20 @@ def checked_ids(ids: Any, rows: int) -> Ints:
             "use the `index` that is in the batch"
         )
     return _each_once(given.astype(np.int64))
+
+
+def _listed(ids: Iterable[Any], rows: int) -> list[Any]:
+    """The ids. One without a length may have no end, so it can name each row twice at most."""
+    try:
+        most = len(ids)  # type: ignore[arg-type]
+    except TypeError:
+        most = 2 * rows
+    listed = list(islice(ids, most + 1))
+    if len(listed) > most:
+        raise ConfigError(
+            f"ids is {shown(ids)}, which gave more than {counted(most, 'id')} for {counted(rows, 'row')}; give a list"
+        )
+    return listed
 
 
 def _each_once(ids: Ints) -> Ints:

@@ -1,14 +1,17 @@
 """Sets of excluded rows, their texts, and the order of rows without them."""
 
+from collections.abc import Iterable
+from itertools import count, repeat
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from fmsdata.core.permutation import Permutation
-from fmsdata.epochs.exclusions import FEW, Exclusions
+from fmsdata.epochs.exclusions import FEW, Exclusions, checked_ids
 from fmsdata.epochs.passes import SMALL, Pass
-from fmsdata.errors import StateError
+from fmsdata.errors import ConfigError, StateError
 
 ROWS = 300
 SETS = st.sets(st.integers(0, ROWS - 1), max_size=ROWS)
@@ -49,6 +52,13 @@ def test_a_text_that_unpacks_to_more_than_the_rows_is_refused() -> None:
     bomb = Exclusions(np.arange(0, 80_000_000, 1000)).text
     with pytest.raises(StateError, match="damaged"):
         Exclusions.parse(bomb, ROWS)
+
+
+@pytest.mark.parametrize("ids", [count(), repeat(3)])
+def test_ids_without_an_end_are_refused(ids: Iterable[int]) -> None:
+    with pytest.raises(ConfigError, match="more than 20 ids for 10 rows; give a list"):
+        checked_ids(ids, 10)
+    assert checked_ids((row for row in (3, 3, 1)), 10).tolist() == [1, 3]
 
 
 @settings(deadline=None, max_examples=40)
