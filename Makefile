@@ -8,7 +8,7 @@ COV ?= --cov=fmsdata
 
 setup: .venv/.ready .swift/.ready .azurite/.ready .trainers/.ready
 
-.venv/.ready: pyproject.toml constraints.txt binaries.txt
+.venv/.ready: pyproject.toml constraints.txt binaries.txt fmsdata/core/_native.c
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r binaries.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"

@@ -23,6 +23,7 @@ from fmsdata.cli.common import (
     live,
     print_json,
 )
+from fmsdata.core import native
 from fmsdata.core.wording import counted
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def bench(
         "copy_tokens_per_second": copy,
         "share_of_copy": None if step_seconds else speed["tokens_per_second"]["median"] / copy,
         "peak_memory_bytes": memory,
+        "compiled_kernel": native.kernel is not None,
     }
     if as_json:
         print_json(report)
@@ -258,6 +260,8 @@ def _print(report: dict[str, Any], out: "Console") -> None:
                 "not reported by this system" if workers is None else "in total; memory they share counts for each",
             )
         )
+    if not report["compiled_kernel"]:
+        rows.append(("compiled kernel", "none", "all is done in Python: reinstall fmsdata on Linux with a C compiler"))
     if steps:
         rows.append(("plain copy", "", f"{copy}; not compared, as the steps set the pace"))
     else:

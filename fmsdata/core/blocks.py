@@ -5,10 +5,11 @@ the bytes come from: `LaneBlocks` reads them, from shards that are mapped or fet
 """
 
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.core.tokens import StoredTokens
@@ -72,6 +73,43 @@ class Located(NamedTuple):
     are_shared: bool = False  # whether the arrays are those of all lanes
 
 
+class InShards(NamedTuple):
+    """The documents of several blocks that are stored as they are, by the tables of their shards.
+
+    Document `i` of block `b` is row `row[b] + i` of table `shard[b]`, which says where it starts in the array of the
+    shard, and its length.
+    """
+
+    arrays: list[StoredTokens]
+    shards: list[int]  # of each array
+    starts: list[Ints]
+    lengths: list[npt.NDArray[np.signedinteger[Any]]]
+    shard: Ints  # of each block, as a place in these lists
+    row: Ints  # of each block
+
+    def located(self, addresses: Ints) -> Located:
+        """The same document by document."""
+        order = self.shard.argsort(kind="stable")
+        ordered = addresses.take(order, axis=0)
+        sizes = ordered[:, 2] - ordered[:, 1]
+        ends, shard = offsets(sizes), self.shard.take(order)
+        rows = numbers(self.row.take(order), sizes)
+        cuts = ends.take(shard.searchsorted(np.arange(len(self.arrays) + 1))).tolist()
+        parts = [rows[low:high] for low, high in pairwise(cuts)]
+        return Located(
+            self.arrays,
+            self.shards,
+            np.repeat(order, sizes),
+            numbers(ordered[:, 1], sizes),
+            np.repeat(shard, sizes),
+            np.concatenate([start.take(part) for start, part in zip(self.starts, parts, strict=True)]),
+            np.concatenate(
+                [length.take(part) for length, part in zip(self.lengths, parts, strict=True)], dtype=np.int64
+            ),
+            are_shared=True,
+        )
+
+
 class LaneBlocks(Protocol):
     """Reads the blocks of one source for one lane, wherever they are stored."""
 
@@ -88,7 +126,7 @@ class LaneBlocks(Protocol):
         It must not be used before `check` was called.
         """
 
-    def read_all(self, place: int, addresses: Ints, announce: Callable[[Address], None]) -> Located:
+    def read_all(self, place: int, addresses: Ints, announce: Callable[[Address], None]) -> Located | InShards:
         """The blocks from a place on. Their documents must not be used before `check` was called.
 
         `addresses` are rows of shard, first document, and the document after the last. `announce` is
@@ -135,14 +173,14 @@ def read_each(blocks: LaneBlocks, place: int, addresses: Ints, announce: Callabl
         list(chain.from_iterable(block.arrays for block in read)),
         np.repeat(addresses[:, 0], arrays).tolist(),
         block,
-        numbers(addresses, sizes),
+        numbers(addresses[:, 1], sizes),
         np.concatenate([block.array for block in read]) + offsets(np.array(arrays)).take(block),
         np.concatenate([block.start for block in read]),
         np.concatenate([block.length for block in read]),
     )
 
 
-def numbers(addresses: Ints, sizes: Ints) -> Ints:
-    """The documents of blocks of these sizes."""
+def numbers(first: Ints, sizes: Ints) -> Ints:
+    """The documents of blocks of these sizes, from these first documents on."""
     ends = offsets(sizes)
-    return np.arange(ends[-1]) + np.repeat(addresses[:, 1] - ends[:-1], sizes)
+    return np.arange(ends[-1]) + np.repeat(first - ends[:-1], sizes)

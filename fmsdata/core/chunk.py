@@ -13,10 +13,24 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fmsdata.core.copying import TokenCopies, take_tokens
+from fmsdata.core import native
+from fmsdata.core.copying import MemoryTable, TokenCopies, take_tokens
 from fmsdata.core.keys import Ints, mix, offsets
-from fmsdata.core.memory import Source
-from fmsdata.core.spans import BEGINS, BUFFER, DOCUMENT, INSERTED, LENGTH, PADDING, POSITION, START, TAIL, Buffer, Span
+from fmsdata.core.memory import MappedTokens, Source, system_copy
+from fmsdata.core.spans import (
+    BEGINS,
+    BUFFER,
+    COLUMNS,
+    DOCUMENT,
+    INSERTED,
+    LENGTH,
+    PADDING,
+    POSITION,
+    START,
+    TAIL,
+    Buffer,
+    Span,
+)
 from fmsdata.core.tokens import Tokens, constant
 from fmsdata.core.wording import counted, few
 from fmsdata.errors import StageError
@@ -85,6 +99,11 @@ class Chunk:
     def last_tokens(self) -> Ints:
         """The last token of each item."""
         spans = self.spans.take(self.first[1:] - 1, axis=0)
+        if native.kernel is not None and system_copy() is not None:
+            stored = native.kernel.last_tokens(self.buffers, MappedTokens, self.spans, self.first)
+            if stored is not None:
+                tails, tokens = spans[:, TAIL], np.frombuffer(stored[1], stored[0]).astype(np.int64)
+                return np.where(tails, tails - 1, tokens)
         return self._tokens(spans, spans[:, START] + spans[:, LENGTH] - 1, spans[:, TAIL] > 0)
 
     def _tokens(self, spans: Ints, place: Ints, is_tail: npt.NDArray[np.bool_]) -> Ints:
@@ -166,22 +185,25 @@ class Chunk:
         """Concatenate chunks."""
         if len(chunks) == 1:
             return chunks[0]
+        rows = offsets(np.array([len(chunk.spans) for chunk in chunks])).tolist()
+        first = np.concatenate(
+            [chunks[0].first, *(chunk.first[1:] + row for chunk, row in zip(chunks[1:], rows[1:], strict=False))]
+        )
+        if native.kernel is not None:
+            spans = np.empty((rows[-1], COLUMNS), np.int64)
+            parts = [chunk.spans for chunk in chunks]
+            return Chunk(native.kernel.join(parts, [chunk.buffers for chunk in chunks], spans), spans, first)
         places: dict[Buffer, int] = {}
         spans = np.concatenate([chunk.spans for chunk in chunks])
-        firsts: list[Ints] = []
-        row = 0
         last: list[Buffer] | None = None
         moved: list[int] = []
-        for chunk in chunks:
+        for chunk, (row, behind) in zip(chunks, pairwise(rows), strict=True):
             if chunk.buffers is not last:  # parts of one chunk share their buffers
                 last = chunk.buffers
                 moved = [places.setdefault(buffer, len(places)) for buffer in last]
-            behind = row + len(chunk.spans)
             if moved != list(range(len(moved))):
                 spans[row:behind, BUFFER] = np.array(moved).take(chunk.spans[:, BUFFER])
-            firsts.append(chunk.first[bool(firsts) :] + row)
-            row = behind
-        return Chunk(list(places), spans, np.concatenate(firsts))
+        return Chunk(list(places), spans, first)
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
@@ -197,13 +219,18 @@ class Chunk:
         return TokenCopies(self.buffers, self.spans, self.first, self.dtype)
 
     @cached_property
-    def at_once(self) -> tuple[int, np.dtype[Any] | None, TokenCopies, list[int] | None]:
+    def at_once(self) -> tuple[int, np.dtype[Any] | None, MemoryTable | None, list[int] | None]:
         """How to copy items together with those of other chunks.
 
-        Their length, the type that all are stored in, their copies, and their padding, if there is any.
+        Their length, the type that all are stored in, where they are, and their padding, if there is any.
         """
+        if native.kernel is not None and system_copy() is not None:
+            found = native.kernel.table(self.buffers, MappedTokens, self.spans, self.first)
+            if found is not None:  # without padding, which is not mapped
+                return *found[:2], MemoryTable(*found[2]), None
         padding = self.padding if (self.spans[:, DOCUMENT] == PADDING).any() else None
-        return self.line_length, self.copies.stored_as, self.copies, padding
+        copies = self.copies
+        return self.line_length, copies.stored_as, None if copies.stored_as is None else copies.table, padding
 
 
 Row: TypeAlias = tuple[Chunk, int]  # a line, and the chunk that it is in

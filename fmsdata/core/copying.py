@@ -3,14 +3,14 @@
 Most tokens are in mapped files, which another process may change. Each file that tokens were copied
 from is checked after the copy. So the copy is of the file as it was when it was opened, or there is
 an error. A check costs more than the copy of a line, so several lines are copied at once: those of
-some batches (`copy_pieces`), or some neighbours (`TokenCopies.read`).
+some batches (`MemoryTable`), or some neighbours (`TokenCopies.read`).
 """
 
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,6 @@ AT_ONCE = 1 << 18  # about how many bytes of items are copied at once
 GROUP = 128  # items whose tokens are located at once
 ELSEWHERE = 0  # the address of tokens that are not in memory
 FEW_SOURCES = 16  # that are checked faster than it is found out which of them an item needs
-SPAN_BYTES = 32  # of the pieces of a span: two, each with an address and a size
 SHORT = 1 << 16  # tokens of an array that is converted as a whole
 SOMEWHERE = np.iinfo(np.int64).max  # and their number
 
@@ -86,6 +85,26 @@ def take_tokens(buffers: Sequence[Buffer], which: Ints, place: Ints) -> Ints:
     return out
 
 
+class MemoryTable(NamedTuple):
+    """Where items are in memory: item `i` is the spans `first[i]` to `first[i + 1] - 1`."""
+
+    pieces: bytes  # of integers, four of each span: address and size of the stored tokens, and of the tail
+    first: bytes  # of integers
+    source: bytes  # of each span, what it is mapped from, as a place in `sources`; -1 for nothing
+    sources: tuple[Source, ...]
+    tails: object  # keeps their memory
+
+    def add(self, item: int, pieces: bytearray, unchecked: set[Source]) -> None:
+        """Add the pieces of an item, and what they are mapped from."""
+        first, stop = np.frombuffer(self.first, np.int64)[item : item + 2].tolist()
+        pieces += self.pieces[32 * first : 32 * stop]
+        if len(self.sources) <= FEW_SOURCES:
+            unchecked.update(self.sources)
+        else:
+            source = np.frombuffer(self.source, np.int64)[first:stop].tolist()
+            unchecked.update([self.sources[number] for number in source if number >= 0])
+
+
 class TokenCopies:
     """Copies of the tokens of items, in a type that holds all of them.
 
@@ -128,18 +147,17 @@ class TokenCopies:
         """Drop what was copied: a check of its sources failed."""
         self._copied = 0, 0
 
-    def add_sources(self, item: int, unchecked: set[Source]) -> None:
-        """Add what the tokens of an item are mapped from."""
-        if len(self._places.sources) <= FEW_SOURCES:
-            unchecked |= self._places.sources
-        else:
-            used = self._spans[self._first[item] : self._first[item + 1], BUFFER].tolist()
-            unchecked.update(filter(None, map(self._places.source_of.get, used)))
-
-    def pieces(self, item: int) -> bytearray:
-        """The tokens of an item as pieces of memory, if they are stored in the type of the copies."""
-        first = self._first
-        return self._pieces[SPAN_BYTES * first[item] : SPAN_BYTES * first[item + 1]]
+    @cached_property
+    def table(self) -> "MemoryTable":
+        """Where the items are in memory, if they are stored in the type of the copies."""
+        sources = list(dict.fromkeys(self._places.source_of.values()))
+        numbers = {source: number for number, source in enumerate(sources)}
+        of_buffer = np.full(len(self._buffers), -1, np.int64)
+        for buffer, source in self._places.source_of.items():
+            of_buffer[buffer] = numbers[source]
+        first = np.array(self._first, np.int64)
+        which = of_buffer.take(self._spans[:, BUFFER])
+        return MemoryTable(self._pieces.tobytes(), first.tobytes(), which.tobytes(), tuple(sources), self._tails)
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -163,22 +181,20 @@ class TokenCopies:
         if len(self._memory) < count:
             self._memory = np.empty(count, self._dtype)
         if self.stored_as is not None:
-            pieces = self._pieces[SPAN_BYTES * low : SPAN_BYTES * high]
-            copy_pieces([pieces], self._memory[:count], self._places.sources)
+            copy_memory(self._pieces[2 * low : 2 * high], self._memory[:count].view(np.uint8), self._places.sources)
         else:
             self._copy_by_span(low, high)
 
     @cached_property
-    def _pieces(self) -> bytearray:
+    def _pieces(self) -> Ints:
         """Of each span the stored tokens and the tail, as pieces of memory: address and bytes of each."""
         width, spans = self._dtype.itemsize, self._spans
-        data = bytearray(len(spans) * SPAN_BYTES)
-        pieces = np.frombuffer(data, np.int64).reshape(-1, 2, 2)
+        pieces = np.empty((len(spans), 2, 2), np.int64)
         self._fill_stored(pieces[:, 0], spans, _stored(spans), width)
         tails = address_of(self._tails)
         pieces[:, 1, 0] = np.arange(tails, tails + len(spans) * width, width)
         pieces[:, 1, 1] = (spans[:, TAIL] > 0) * width
-        return data
+        return pieces.reshape(-1, 2)
 
     @cached_property
     def _tails(self) -> Tokens:
@@ -242,12 +258,3 @@ class TokenCopies:
 def _stored(spans: Ints) -> Ints:
     """The tokens of spans that are in their buffers: all but tails."""
     return spans[:, LENGTH] - (spans[:, TAIL] > 0)
-
-
-def copy_pieces(pieces: Sequence[bytearray], out: Tokens, sources: Collection[Source]) -> None:
-    """Copy the pieces of several items, one after the other. `out` must be contiguous and of their type.
-
-    The copies must not be used before the sources have been checked.
-    """
-    joined = np.frombuffer(bytearray().join(pieces), np.int64).reshape(-1, 2)
-    copy_memory(joined, out.reshape(-1).view(np.uint8), sources)

@@ -10,6 +10,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fmsdata.core import native
+
 Ints: TypeAlias = npt.NDArray[np.int64]
 Keys: TypeAlias = npt.NDArray[np.uint64]
 MASK = (1 << 64) - 1
@@ -30,13 +32,26 @@ def key_of(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(ascii(parts).encode(), digest_size=8).digest(), "little")
 
 
+def prefix_of(*parts: int | str) -> bytes:
+    """What `key_of` hashes for these parts and some more, up to where the others begin.
+
+    >>> prefix_of(42, "web")
+    b"(42, 'web', "
+    """
+    return ascii((*parts, 0)).removesuffix("0)").encode()
+
+
 def keys_of(parts: tuple[int | str, ...], numbers: Ints) -> Keys:
     """`key_of(*parts, number)` for each of these numbers.
 
     >>> keys_of((42, "web"), np.array([7])).tolist() == [key_of(42, "web", 7)]
     True
     """
-    before = ascii((*parts, 0)).removesuffix("0)").encode()
+    before = prefix_of(*parts)
+    if native.kernel is not None:
+        keys = np.empty(len(numbers), np.uint64)
+        native.kernel.keys_of(before, np.ascontiguousarray(numbers, np.int64), keys)
+        return keys
     digests = [hashlib.blake2b(before + b"%d)" % number, digest_size=8).digest() for number in numbers.tolist()]
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
 

@@ -8,12 +8,13 @@ would.
 import ctypes
 import os
 from collections.abc import Callable, Collection
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from fmsdata.core import native
 from fmsdata.core.keys import Ints
 from fmsdata.core.tokens import Tokens
 
@@ -96,6 +97,34 @@ def copy_memory(pieces: Ints, out: Bytes, sources: Collection[Source]) -> None:
         for source in sources:
             source.check()
         raise next(iter(sources)).unreadable() if sources else MemoryError("memory can't be read")
+
+
+def copy_and_check(pieces: Ints, out: Bytes, sources: set[Source]) -> None:
+    """`copy_memory`, and then a check of the sources."""
+    kernel, unstamped = native.kernel, set(sources)
+    if kernel is None or system_copy() is None or not kernel.copy(pieces, out, unstamped):
+        copy_memory(pieces, out, unstamped := sources)  # after the kernel only to raise what is wrong
+    for source in unstamped:
+        source.check()
+
+
+def start_copy(pieces: Ints, out: Bytes, sources: set[Source]) -> Callable[[], None]:
+    """`copy_and_check` that goes on meanwhile, if there is a kernel. Returns a function that waits for its end.
+
+    What the memory belongs to must be kept until then.
+    """
+    kernel, unstamped = native.kernel, set(sources)
+    if kernel is None or system_copy() is None:
+        return partial(copy_and_check, pieces, out, sources)
+    started = kernel.start_copy(pieces, out, unstamped)
+
+    def end() -> None:
+        if not kernel.end_copy(started):
+            copy_and_check(pieces, out, sources)
+        for source in unstamped:
+            source.check()
+
+    return end
 
 
 def _copy(copy: SystemCopy, pieces: Ints, out: Bytes) -> bool:

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Protocol
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -22,11 +23,12 @@ from fmsdata.planning.schedule import Turns
 from fmsdata.run.lanes import Lanes
 from fmsdata.run.positions import Milestone
 from fmsdata.storage.stats import StorageStats
-from fmsdata.tasks.batch import Batch, collect, collect_all
+from fmsdata.tasks.batch import Batch, collect, start_collecting
 from fmsdata.tasks.collate import Collate
 
 # At most this number of batches, and of bytes of tokens, is read together. No further one is begun after this time.
 ROUND, ROUND_BYTES, ROUND_SECONDS = 8, 1 << 20, 0.0005
+STEADY = 8  # rounds before one is planned ahead: the first batches come sooner
 
 
 class LineBatch(NamedTuple):
@@ -44,6 +46,10 @@ class FinishedBatch(NamedTuple):
     samples: list[int]
     passed: list[Milestone]
     wait: Callable[[], None] | None = None  # to be called before the trainer gets it, in its thread
+
+
+Taken: TypeAlias = tuple[list[Row], list[int], list[Milestone]]  # the lines of a batch, and what a LineBatch has
+PlannedRound: TypeAlias = tuple[list[Taken], Callable[[], list[Batch]]]  # and what makes their batches
 
 
 class BatchSource(Protocol):
@@ -88,13 +94,21 @@ class LocalBatchSource:
     """Lines that this process reads itself."""
 
     def __init__(
-        self, lanes: Lanes, turns: Turns, *, batch_size: int, extra_tokens: int, filler: Chunk | None = None
+        self,
+        lanes: Lanes,
+        turns: Turns,
+        *,
+        batch_size: int,
+        extra_tokens: int,
+        filler: Chunk | None = None,
     ) -> None:
         self._lanes, self._turns = lanes, turns
         self._filler = filler  # the line that fills up the last batches of a finite pass
         self._batch_size, self._extra_tokens = batch_size, extra_tokens
         self._thread: int | None = None  # that reads
+        self._planned: PlannedRound | None = None
         self._round = 1  # batches that are read together
+        self._round_number = 0
         self._read: deque[LineBatch] = deque()
         self._failure: Exception | None = None  # after the batches that were read
 
@@ -111,11 +125,33 @@ class LocalBatchSource:
         return self._read.popleft()
 
     def _read_round(self) -> None:
-        """Read some batches. Their tokens are copied together, which costs less."""
+        """Read some batches. Their tokens are copied together, which costs less.
+
+        In steady state, a round is planned before the tokens of the one before it are needed, and copied meanwhile.
+        """
+        taken, collected = self._planned or self._plan_round()
+        self._planned = None
+        if self._round_number > STEADY and self._failure is None:
+            try:
+                self._planned = self._plan_round()
+            except Exception as error:
+                self._failure = error
+        try:
+            batches = collected()
+        except Exception as error:
+            self._failure, batches = error, self._collect_some([rows for rows, _, _ in taken])
+            if not batches:
+                raise
+        self._read += [LineBatch(batch, *read[1:]) for batch, read in zip(batches, taken, strict=False)]
+        self._round = max(1, min(2 * self._round, ROUND, ROUND_BYTES // batches[0].tokens.nbytes))
+        self._round_number += 1
+
+    def _plan_round(self) -> "PlannedRound":
+        """Take the lines of some batches, and start to copy them."""
         began, round = time.perf_counter(), self._round
         if self._failure is not None:
             raise self._failure
-        taken: list[tuple[list[Row], list[int], list[Milestone]]] = []
+        taken: list[Taken] = []
         try:
             while len(taken) < round and (not taken or time.perf_counter() - began < ROUND_SECONDS):
                 samples = self._turns.take(self._batch_size)
@@ -128,13 +164,9 @@ class LocalBatchSource:
                 raise
             self._failure = error
         try:
-            batches = collect_all([rows for rows, _, _ in taken], self._extra_tokens)
-        except Exception as error:
-            self._failure, batches = error, self._collect_some([rows for rows, _, _ in taken])
-            if not batches:
-                raise
-        self._read += [LineBatch(batch, *read[1:]) for batch, read in zip(batches, taken, strict=False)]
-        self._round = max(1, min(2 * round, ROUND, ROUND_BYTES // batches[0].tokens.nbytes))
+            return taken, start_collecting([rows for rows, _, _ in taken], self._extra_tokens)
+        except Exception as error:  # some of the batches may be good
+            return taken, partial(_fail, error)
 
     def _collect_some(self, batches: list[list[Row]]) -> list[Batch]:
         """The batches before the first that can't be made."""
@@ -161,6 +193,10 @@ class LocalBatchSource:
 
     def abort(self) -> None:
         self.close()
+
+
+def _fail(error: Exception) -> list[Batch]:
+    raise error
 
 
 @dataclass(frozen=True)

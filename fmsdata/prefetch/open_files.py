@@ -7,19 +7,18 @@ files if they are local, else through the prefetch buffer.
 import math
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from fmsdata.core.blocks import Address, Block, BlockName, LaneBlocks, Located, numbers, read_each
-from fmsdata.core.keys import Ints, offsets
+from fmsdata.core.blocks import Address, Block, BlockName, InShards, LaneBlocks, Located, read_each
+from fmsdata.core.keys import Ints
 from fmsdata.core.lane import Lane
 from fmsdata.core.memory import MappedTokens
 from fmsdata.core.tokens import StoredTokens
 from fmsdata.errors import DataError
 from fmsdata.formats import open_shard
-from fmsdata.formats.arrow.shard import Batches
+from fmsdata.formats.arrow.shard import Batches, Lengths
 from fmsdata.formats.base import Decoded, Shard
 from fmsdata.planning.lane_order import LaneOrder
 from fmsdata.prefetch.buffer import PrefetchBuffer
@@ -129,32 +128,25 @@ class MappedBlocks:
             return block
         return self._opened.decoded(self._files.location.storage).lend(block, partial(self._read_checked, address))
 
-    def read_all(self, place: int, addresses: Ints, announce: Callable[[Address], None]) -> Located:
-        order = np.lexsort((addresses[:, 1], addresses[:, 0]))
-        ordered = addresses.take(order, axis=0)
-        sizes = ordered[:, 2] - ordered[:, 1]
-        number, ends = numbers(ordered, sizes), offsets(sizes)
-        changes = np.flatnonzero(ordered[1:, 0] != ordered[:-1, 0]) + 1
-        arrays: list[StoredTokens] = []
-        found: list[tuple[Ints, Ints]] = []
-        for low, high in pairwise([0, *changes.tolist(), len(ordered)]):
-            announce(address := Address(*ordered[low].tolist()))
-            file, shard = self._get(address.shard)
-            located = self._locate(file, shard, number[ends[low] : ends[high]])
-            if located is None:
+    def read_all(self, place: int, addresses: Ints, announce: Callable[[Address], None]) -> Located | InShards:
+        shards = np.sort(addresses[:, 0])
+        shards = shards[np.append(True, shards[1:] != shards[:-1])]
+        found = InShards([], shards.tolist(), [], [], shards.searchsorted(addresses[:, 0]), addresses[:, 1].copy())
+        for which, number in enumerate(found.shards):
+            file, shard = self._opened.shards.get((self._files, number), partial(self._open, number))
+            if not isinstance(shard, Batches) or not shard.plain or not isinstance(shard.whole, MappedTokens):
                 return read_each(self, place, addresses, announce)
-            arrays.append(located[0])
-            found.append(located[1:])
-        return Located(
-            arrays,
-            ordered[[0, *changes], 0].tolist(),
-            np.repeat(order, sizes),
-            number,
-            np.repeat(np.arange(len(found)), [len(start) for start, _ in found]),
-            np.concatenate([start for start, _ in found]),
-            np.concatenate([length for _, length in found]),
-            are_shared=True,
-        )
+            table = shard.table
+            if table is None:
+                here = (found.shard == which).nonzero()[0]
+                located = self._locate(file, shard, addresses.take(here, axis=0), announce)
+                if located is None:
+                    return read_each(self, place, addresses, announce)
+                table, found.row[here] = located[:2], located[2]
+            found.arrays.append(shard.whole)
+            found.starts.append(table[0])
+            found.lengths.append(table[1])
+        return found
 
     def check(self) -> None:
         for file in self._unchecked:
@@ -179,16 +171,17 @@ class MappedBlocks:
             file.check()
             raise
 
-    def _locate(self, file: MappedFile, shard: Shard, numbers: Ints) -> tuple[StoredTokens, Ints, Ints] | None:
-        """The tokens of a shard, and of documents in them the starts and lengths; None if they must be decoded."""
-        if not isinstance(shard, Batches) or not shard.plain or not isinstance(shard.whole, MappedTokens):
-            return None
+    def _locate(
+        self, file: MappedFile, shard: Batches, blocks: Ints, announce: Callable[[Address], None]
+    ) -> tuple[Ints, Lengths, Ints] | None:
+        """`Batches.locate`, which reads from the file."""
+        announce(Address(*blocks[0].tolist()))
+        self._unchecked.add(file)
         try:
-            located = shard.locate(numbers)
+            return shard.locate(blocks[:, 1], blocks[:, 2])
         except DataError:  # perhaps it has changed
             file.check()
             raise
-        return None if located is None else (shard.whole, *located)
 
     def _get(self, shard: int) -> tuple[MappedFile, Shard]:
         file, opened = self._opened.shards.get((self._files, shard), lambda: self._open(shard))

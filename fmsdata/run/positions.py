@@ -19,6 +19,7 @@ from fmsdata.stages.mixture import stages_down_to_mixture
 from fmsdata.stages.pack import Pack
 from fmsdata.stages.shuffle import Shuffle
 
+STEPS = 32  # whose samples are kept before they are counted
 CHUNK_TOKENS = 1 << 32  # a lane plans at most this many tokens at once, or a window
 
 
@@ -55,19 +56,38 @@ class Positions:
     """The lines taken of some lanes after a step, the last anchor of each, and the tallies."""
 
     def __init__(
-        self, step: int, lines: Mapping[int, int], anchors: Mapping[int, Anchor], tallies: Tallies, lanes: int
+        self,
+        step: int,
+        lines: Mapping[int, int],
+        anchors: Mapping[int, Anchor],
+        tallies: Tallies,
+        lanes: int,
+        taken: tuple[Sequence[int], ...] = (),
     ) -> None:
-        self.step, self.lines, self.tallies = step, lines, tallies
+        self.step, self.tallies = step, tallies
         self._anchors, self._lanes = anchors, lanes
+        self._lines, self._taken = lines, taken  # samples that were taken after these lines, step by step
 
-    def after(self, samples: Iterable[int], passed: Sequence[Milestone]) -> "Positions":
+    @property
+    def lines(self) -> Mapping[int, int]:
+        """The lines taken of each lane."""
+        if taken := self._taken:
+            counts = {sample % self._lanes: sample // self._lanes + 1 for samples in taken for sample in samples}
+            self._lines = {**self._lines, **counts}
+            self._taken = ()  # last: to count them twice changes nothing
+        return self._lines
+
+    def after(self, samples: Sequence[int], passed: Sequence[Milestone]) -> "Positions":
         """The positions one step later, with these samples taken and these milestones passed."""
-        taken = {sample % self._lanes: sample // self._lanes + 1 for sample in samples}
         anchors, tallies = self._anchors, self.tallies
         if passed:  # rare: only when a window ends
             anchors = {**anchors, **{anchor.lane: anchor for anchor in passed if isinstance(anchor, Anchor)}}
             tallies = tallies.after([tally for tally in passed if isinstance(tally, Tally)], self.lines)
-        return Positions(self.step + 1, {**self.lines, **taken}, anchors, tallies, self._lanes)
+        taken = self._taken  # first, and then the lines: another thread may call `lines` meanwhile
+        lines = self._lines
+        if len(taken) >= STEPS:
+            lines, taken = self.lines, ()
+        return Positions(self.step + 1, lines, anchors, tallies, self._lanes, (*taken, samples))
 
     def tokens(self) -> Ints:
         """The tokens taken of each source, by the columns of tallies."""

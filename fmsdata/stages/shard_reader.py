@@ -7,18 +7,19 @@ the state is two numbers: the next block of the lane, and the next document in i
 import copy
 import math
 from collections.abc import Collection, Mapping
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from fmsdata.core.blocks import Address, BlockName, Located
+from fmsdata.core import native
+from fmsdata.core.blocks import Address, BlockName, InShards, Located
 from fmsdata.core.checks import whole
 from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import Exhausted, StageIterator
-from fmsdata.core.keys import Ints, Keys, keys_of, mix_array, offsets
+from fmsdata.core.keys import Ints, Keys, keys_of, mix_array, offsets, prefix_of
 from fmsdata.core.lane import Lane
+from fmsdata.core.native import Kernel
 from fmsdata.core.outline import facts_of
 from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, DOCUMENT, LENGTH, POSITION, START, Buffer
 from fmsdata.core.stage import Size, Stage
@@ -40,7 +41,8 @@ TOKEN_BYTES = 4  # of text, for each token of a block
 DENSE = 1 / 16  # of the lanes: if this many are read together, they share the planning of blocks
 CHUNK_DOCUMENTS, CHUNK_TOKENS = 1024, 1 << 20  # read blocks together up to this many
 START_TOKENS = 1 << 18  # of a mixture that is only planned, at first
-BLOCK_BITS, KEY_BITS = np.uint64(16), np.uint64(48)  # documents are sorted by block, then by key
+SHARED_BUFFERS = 256  # that the lanes share, of each source
+BLOCK_BITS, KEY_BITS = 16, 48  # documents are sorted by block, then by key
 
 
 class ShardReader(Stage):
@@ -204,6 +206,10 @@ class _ReaderIterator(StageIterator):
         self._place = number(state, "block")  # of the next block in the order of the lane
         self._visited = number(state, "document")  # documents of that block that are done
         self._blocks = self._host.open_blocks(reader._files, self._order, lane)
+        # Those of all lanes, by their epoch and array, which they keep.
+        self._buffers: dict[tuple[int, int], Buffer] = self._host.shared(
+            (self._order.plan, self._order.seed, self._source), dict
+        )
         if self._place < self._order.places:
             self._blocks.start(self._place)
         # Documents to read at once. It grows: a rare source starts fast, a frequent one runs fast.
@@ -268,19 +274,26 @@ class _ReaderIterator(StageIterator):
         name = self._reader.counts.shards[shard]
         self._host.reading(BlockName(self._source, name, first, stop, self._lane.index))
 
-    def _in_order(self, blocks: PlannedBlocks, documents: Located) -> Chunk:
+    def _in_order(self, blocks: PlannedBlocks, documents: Located | InShards) -> Chunk:
         """The documents that are long enough: block by block, each in the order of its key."""
-        reader, start, length = self._reader, documents.start, documents.length
-        sizes = blocks.addresses[:, 2] - blocks.addresses[:, 1]
+        reader, sizes = self._reader, blocks.addresses[:, 2] - blocks.addresses[:, 1]
         if self._visited > sizes[0]:
             raise StateError(f"'document' is {self._visited}, but the block has only {sizes[0]} documents")
+        if isinstance(documents, InShards):
+            kernel = native.kernel
+            if kernel is not None and not reader.strip and sizes.max() <= 1 << BLOCK_BITS:
+                return self._in_order_compiled(kernel, blocks, documents, int(sizes.sum()))
+            documents = documents.located(blocks.addresses)
+        start, length = documents.start, documents.length
         if reader.strip:
             stripped, length = strip_ends(documents.arrays, documents.array, start, length, np.array(reader.strip))
         epochs = _runs(blocks.epochs)
         keys = mix_array(self._keys(blocks, epochs, sizes))
         place = documents.number - blocks.addresses[:, 1].take(documents.block)
         mixed = mix_array(place.astype(np.uint64) ^ keys.take(documents.block))
-        order = (mixed >> BLOCK_BITS | documents.block.astype(np.uint64) << KEY_BITS).argsort(kind="stable")
+        order = (mixed >> np.uint64(BLOCK_BITS) | documents.block.astype(np.uint64) << np.uint64(KEY_BITS)).argsort(
+            kind="stable"
+        )
         enough = length.take(order) >= max(1, reader.min_length)
         enough[: self._visited] = False
         kept = enough.nonzero()[0]
@@ -305,6 +318,27 @@ class _ReaderIterator(StageIterator):
         at[-1] = self._place + len(blocks), 0
         return Chunk(self._buffers_of(documents, epochs), spans, np.arange(len(kept) + 1))
 
+    def _in_order_compiled(self, kernel: Kernel, blocks: PlannedBlocks, documents: InShards, total: int) -> Chunk:
+        spans, at = np.empty((total, COLUMNS), np.int64), np.empty((total + 1, 2), np.int64)
+        kept, used = kernel.in_order(
+            prefix_of(self._order.seed, self._source),
+            blocks.epochs,
+            blocks.numbers,
+            blocks.addresses,
+            documents.shard,
+            documents.row,
+            documents.starts,
+            documents.lengths,
+            self._place,
+            self._visited,
+            max(1, self._reader.min_length),
+            spans,
+            at,
+        )
+        self._at = at[: kept + 1]
+        buffers = [self._shared_buffer(documents, epoch, which) for epoch, which in used]
+        return Chunk(buffers, spans[:kept], np.arange(kept + 1))
+
     def _keys(self, blocks: PlannedBlocks, epochs: list[tuple[int, int, int]], sizes: Ints) -> Keys:
         """The key of each block. One document has one order, so a block of one needs none."""
         keys = np.zeros(len(blocks), np.uint64)
@@ -318,20 +352,23 @@ class _ReaderIterator(StageIterator):
 
     def _buffers_of(self, documents: Located, epochs: list[tuple[int, int, int]]) -> list[Buffer]:
         """A buffer for each epoch and array. Lanes share those of whole shards."""
-        names, plan, seed = self._reader.counts.shards, self._order.plan, self._order.seed
+        pairs = [(epoch, which) for epoch, _, _ in epochs for which in range(len(documents.arrays))]
+        if documents.are_shared:
+            return [self._shared_buffer(documents, epoch, which) for epoch, which in pairs]
+        return [self._buffer(documents.arrays[which], epoch, documents.shards[which]) for epoch, which in pairs]
 
-        def buffer(tokens: StoredTokens, epoch: int, shard: int) -> Buffer:
-            return Buffer(tokens, self._source, names[shard], epoch, plan.keys(seed, self._source, epoch, shard))
+    def _shared_buffer(self, documents: Located | InShards, epoch: int, which: int) -> Buffer:
+        tokens = documents.arrays[which]
+        buffer = self._buffers.get((epoch, id(tokens)))
+        if buffer is None:
+            if len(self._buffers) >= SHARED_BUFFERS:
+                self._buffers.clear()
+            buffer = self._buffers[epoch, id(tokens)] = self._buffer(tokens, epoch, documents.shards[which])
+        return buffer
 
-        if not documents.are_shared:
-            arrays = list(zip(documents.arrays, documents.shards, strict=True))
-            return [buffer(tokens, epoch, shard) for epoch, _, _ in epochs for tokens, shard in arrays]
-        buffers: list[Buffer] = []
-        for epoch, _, _ in epochs:
-            for tokens, shard in zip(documents.arrays, documents.shards, strict=True):
-                key = plan, seed, self._source, epoch, shard, id(tokens)
-                buffers.append(self._host.shared(key, partial(buffer, tokens, epoch, shard)))
-        return buffers
+    def _buffer(self, tokens: StoredTokens, epoch: int, shard: int) -> Buffer:
+        keys = self._order.plan.keys(self._order.seed, self._source, epoch, shard)
+        return Buffer(tokens, self._source, self._reader.counts.shards[shard], epoch, keys)
 
     def _require_a_document(self) -> None:
         """Raise if no document of the whole source is long enough, instead of searching forever."""

@@ -50,6 +50,7 @@ class MappedFile:
         self._path = os.path.abspath(path)  # the process may change its folder
         self._name = str(path)
         self.version = self._look()
+        self.stamp = os.fsencode(self._path), *self.version  # the kernel checks what has one
         try:
             self.buffer = _map(path)
         except OSError as error:

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fmsdata.core import native
 from fmsdata.core.chunk import Chunk, Row, check_lengths, epochs, provenance
-from fmsdata.core.copying import copy_pieces
 from fmsdata.core.keys import Ints, Keys, mix_array, offsets
-from fmsdata.core.memory import Source
+from fmsdata.core.memory import Source, copy_and_check, start_copy
 from fmsdata.core.pieces import Piece, pieces_of
 from fmsdata.core.spans import BEGINS, BUFFER, DOCUMENT, LENGTH, PADDING, POSITION, TAIL, Span
 from fmsdata.core.tokens import Tokens
@@ -176,6 +176,16 @@ def widen(tokens: npt.NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(copied)
 
 
+def widen_shifted(tokens: Tokens, extra: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each line but its last `extra` tokens, and each line but its first, as int64 tensors."""
+    shape = len(tokens), tokens.shape[1] - extra
+    if native.kernel is None or not tokens.flags.c_contiguous or not tokens.dtype.isnative:
+        return widen(tokens[:, : shape[1]]), widen(tokens[:, extra:])
+    inputs, labels = buffers().get(shape), buffers().get(shape)
+    native.kernel.widen(tokens, inputs, labels, extra)
+    return torch.from_numpy(inputs), torch.from_numpy(labels)
+
+
 def _document_ids(batch: Batch) -> torch.Tensor:
     return batch.seen(batch.document_numbers())
 
@@ -247,15 +257,26 @@ def collect(rows: Sequence[Row], extra_tokens: int) -> Batch:
 
 def collect_all(batches: Sequence[Sequence[Row]], extra_tokens: int) -> list[Batch]:
     """A batch of each of these lists of lines. All lines are copied together, if that is possible."""
+    return start_collecting(batches, extra_tokens)()
+
+
+def start_collecting(batches: Sequence[Sequence[Row]], extra_tokens: int) -> Callable[[], list[Batch]]:
+    """A function that returns a batch of each of these lists of lines, which are copied meanwhile."""
     together = Gathering.of([row for rows in batches for row in rows])
     if together.pieces is None and len(batches) > 1:  # they may differ from batch to batch
-        return [collect(rows, extra_tokens) for rows in batches]
-    tokens = together.copy_to(np.empty((len(together.rows), together.length), together.dtype))
+        return lambda: [collect(rows, extra_tokens) for rows in batches]
+    tokens = buffers().tokens((len(together.rows), together.length), together.dtype)
+    wait = together.start_copy_to(tokens)
     ends = [0, *accumulate(map(len, batches))]
-    return [
-        Batch(tokens[first:stop], together.padding[first:stop], extra_tokens, partial(lines_of, rows))
-        for rows, (first, stop) in zip(batches, pairwise(ends), strict=True)
-    ]
+
+    def collected() -> list[Batch]:
+        wait()
+        return [
+            Batch(tokens[first:stop], together.padding[first:stop], extra_tokens, partial(lines_of, rows))
+            for rows, (first, stop) in zip(batches, pairwise(ends), strict=True)
+        ]
+
+    return collected
 
 
 def lines_of(rows: Sequence[Row]) -> Chunk:
@@ -266,38 +287,35 @@ def lines_of(rows: Sequence[Row]) -> Chunk:
 class Gathering(NamedTuple):
     """Lines that are about to be copied to an array (lines, line length)."""
 
-    rows: Sequence[Row]
+    rows: list[Row]
     length: int
     dtype: np.dtype[Any]  # holds all tokens
     padding: list[int]  # how many tokens at the end of each line are padding
-    pieces: list[bytearray] | None  # the memory of each line; None if they can't be copied at once
+    pieces: Ints | None  # their memory, rows of address and bytes; None if they can't be copied at once
     unchecked: set[Source]  # what that memory is mapped from
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> "Gathering":
+    def of(cls, rows: list[Row]) -> "Gathering":
         length, dtype, _, _ = rows[0][0].at_once
-        padding: list[int] = []
-        pieces: list[bytearray] = []
         unchecked: set[Source] = set()
-        for chunk, row in rows:
-            its_length, its_dtype, copies, padded = chunk.at_once
-            if its_length != length or its_dtype is None or its_dtype != dtype:
-                break
-            pieces.append(copies.pieces(row))
-            copies.add_sources(row, unchecked)
-            padding.append(0 if padded is None else padded[row])
-        else:
-            if dtype is not None:
-                return cls(rows, length, dtype, padding, pieces, unchecked)
+        if dtype is not None:
+            located = (locate if native.kernel is None else native.kernel.locate)(rows, length, dtype, unchecked)
+            if located is not None:
+                pieces = np.frombuffer(located[1], np.int64).reshape(-1, 2)
+                return cls(rows, length, dtype, located[0], pieces, unchecked)
         length, dtype = _shape_of(rows)
         return cls(rows, length, dtype, [chunk.padding[row] for chunk, row in rows], None, set())
+
+    def start_copy_to(self, tokens: Tokens) -> Callable[[], Any]:
+        """Copy them meanwhile, if that is possible. The function that it returns waits for the end, as `copy_to`."""
+        if self.pieces is None:
+            return partial(self.copy_to, tokens)
+        return start_copy(self.pieces, tokens.reshape(-1).view(np.uint8), self.unchecked)
 
     def copy_to(self, tokens: Tokens) -> Tokens:
         """Copy them. Raises if a file is not what it was when it was mapped."""
         if self.pieces is not None:
-            copy_pieces(self.pieces, tokens, self.unchecked)
-            for source in self.unchecked:
-                source.check()
+            copy_and_check(self.pieces, tokens.reshape(-1).view(np.uint8), self.unchecked)
             return tokens
         try:
             for line, (chunk, row) in enumerate(self.rows):
@@ -309,6 +327,25 @@ class Gathering(NamedTuple):
                 chunk.copies.forget()
             raise
         return tokens
+
+
+def locate(
+    rows: list[Row], length: int, dtype: np.dtype[Any], unchecked: set[Source]
+) -> tuple[list[int], bytearray] | None:
+    """The padding of lines, and their memory, rows of address and bytes, which is mapped from the sources it adds.
+
+    None if lines differ in length or type.
+    """
+    padding: list[int] = []
+    pieces = bytearray()
+    for chunk, row in rows:
+        its_length, its_dtype, table, padded = chunk.at_once
+        if its_length != length or its_dtype != dtype or table is None:
+            unchecked.clear()
+            return None
+        table.add(row, pieces, unchecked)
+        padding.append(0 if padded is None else padded[row])
+    return padding, pieces
 
 
 def _shape_of(rows: Sequence[Row]) -> tuple[int, np.dtype[Any]]:

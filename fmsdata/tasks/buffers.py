@@ -7,13 +7,17 @@ without a copy keeps a reference to its array: what a trainer still holds is nev
 
 import sys
 import threading
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fmsdata.core.keys import Ints
+from fmsdata.core.tokens import Tokens
 
 KEPT = 32  # arrays of a shape, for each thread that makes batches
 KEPT_BYTES = 1 << 26  # of all arrays of a shape
+KEPT_TOKENS = 4  # arrays of tokens
 FREE = 3  # references to an array that is in no tensor: of the list, a variable and an argument
 
 
@@ -23,6 +27,18 @@ class Buffers:
     def __init__(self) -> None:
         self._shape: tuple[int, ...] = ()
         self._arrays: list[Ints] = []
+        self._bytes: list[npt.NDArray[np.uint8]] = []
+
+    def tokens(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Tokens:
+        """An array of this shape and type with any content: a part of one that may be larger."""
+        size = shape[0] * shape[1] * dtype.itemsize
+        for array in self._bytes:
+            if sys.getrefcount(array) == FREE and size <= len(array) <= 2 * size:
+                return array[:size].view(dtype).reshape(shape)
+        array = np.empty(size, np.uint8)
+        if size <= KEPT_BYTES // KEPT_TOKENS:
+            self._bytes = [array, *self._bytes[: KEPT_TOKENS - 1]]
+        return array.view(dtype).reshape(shape)
 
     def get(self, shape: tuple[int, ...]) -> Ints:
         """An array of this shape with any content."""

@@ -8,7 +8,7 @@ from fmsdata.core.checks import flag, whole
 from fmsdata.core.wording import counted
 from fmsdata.errors import ConfigError
 from fmsdata.tasks.base import IGNORED
-from fmsdata.tasks.batch import Batch, widen
+from fmsdata.tasks.batch import Batch, widen_shifted
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class CausalLM:
                 if self.prompt_len
                 else "shift=False leaves nothing to predict in lines of 1 token; use a longer seq_len"
             )
-        labels = widen(tokens[:, extra:])
+        inputs, labels = widen_shifted(tokens, extra)
         if not self.cross_documents:
             line, position = batch.document_starts
             inside = position >= extra
@@ -63,4 +63,4 @@ class CausalLM:
             for row, padding in enumerate(batch.padding):
                 if padding:
                     labels[row, -padding:] = IGNORED
-        return {"input_ids": widen(tokens[:, :length]), "labels": labels}
+        return {"input_ids": inputs, "labels": labels}

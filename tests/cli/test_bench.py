@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fmsdata.core import native
 from tests.cli.test_cli import run
 from tests.helpers import CONFIG
 
@@ -35,6 +36,7 @@ def test_the_report_holds_what_was_measured(config: Path) -> None:
     assert 0 <= waited["median"] <= waited["99th percentile"] <= waited["longest"]
     memory = report["peak_memory_bytes"]
     assert 50e6 < memory["before"] <= memory["this process"] < 10e9
+    assert report["compiled_kernel"] is (native.kernel is not None)
     assert [50e6 < worker < 10e9 for worker in memory["workers"]] == [True, True]
 
 

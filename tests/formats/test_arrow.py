@@ -4,7 +4,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +67,13 @@ def read(shard: ArrowShard, first: int = 0, stop: int | None = None) -> Document
     stop = shard.documents if stop is None else stop
     if first == stop:
         return []
-    located = shard.locate(np.arange(first, stop)) if shard.plain else None
+    located = shard.locate(np.array([first]), np.array([stop])) if shard.plain else None
     block = shard.read(first, stop)
     assert len(block.array) == len(block.start) == len(block.length) == stop - first
     if located is not None:
-        assert [array.tolist() for array in located] == [block.start.tolist(), block.length.tolist()]
+        starts, lengths, (row,) = located
+        rows = slice(row, row + stop - first)
+        assert [starts[rows].tolist(), lengths[rows].tolist()] == [block.start.tolist(), block.length.tolist()]
     found = []
     for array, start, length in zip(block.array.tolist(), block.start.tolist(), block.length.tolist(), strict=True):
         assert 0 <= start <= start + length <= len(block.arrays[array])
@@ -142,18 +144,34 @@ def test_any_run_of_documents_is_read(layout: Layout, stream: bool, compression:
 @pytest.mark.parametrize("kept", [0, 60, 1 << 18])
 @pytest.mark.parametrize("make", [pa.list_, pa.large_list, None])
 @settings(deadline=None, max_examples=30)
-@given(numbers=st.sets(st.integers(0, 199), min_size=1), rows=st.integers(1, 250))
-def test_any_documents_are_located_together(make: Any, kept: int, numbers: set[int], rows: int) -> None:
-    """Whatever is kept of the list offsets, in record batches of any size, and with a document in each."""
+@given(
+    cuts=st.sets(st.integers(0, 200), min_size=2),
+    which=st.lists(st.integers(0, 1000), min_size=1),
+    rows=st.integers(1, 250),
+    times=st.integers(1, 4),
+)
+def test_any_blocks_are_located_together(
+    make: Any, kept: int, cuts: set[int], which: list[int], rows: int, times: int
+) -> None:
+    """Whatever is kept of the list offsets, in record batches of any size, and with a document in each.
+
+    In any order, also blocks that come twice, as at the end of an epoch; and when they were located before.
+    """
+    all_blocks = list(pairwise(sorted(cuts)))
+    blocks = [all_blocks[i % len(all_blocks)] for i in which]
     some = some_documents(200)
     data = ipc(token_batches(some, pa.uint16()) if make is None else list_batches(some, make(pa.uint16()), rows))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fmsdata.formats.arrow.shard.KEPT_BYTES", kept)
         shard = opened(data)
-        located = shard.locate(np.array(sorted(numbers)))
+        for _ in range(times):
+            located = shard.locate(*np.array(blocks).T)
     assert located is not None
-    for number, start, length in zip(sorted(numbers), *map(np.ndarray.tolist, located), strict=True):
-        assert shard.whole[start : start + length].tolist() == some[number]
+    starts, lengths, firsts = map(np.ndarray.tolist, located)
+    for (first, stop), row in zip(blocks, firsts, strict=True):
+        for number in range(first, stop):
+            start, length = starts[row + number - first], lengths[row + number - first]
+            assert shard.whole[start : start + length].tolist() == some[number]
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)

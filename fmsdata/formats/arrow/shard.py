@@ -11,13 +11,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from fmsdata.core.blocks import Block
+from fmsdata.core.blocks import Block, numbers
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.core.tokens import Tokens
 from fmsdata.formats.arrow.column import TokenColumn
@@ -26,6 +26,8 @@ from fmsdata.formats.arrow.metadata import Metadata, Shape
 from fmsdata.formats.arrow.opening import read_framing
 from fmsdata.formats.base import Decoded, InMemory, Keep, ShardBytes, keep_nothing
 from fmsdata.formats.damage import Guarded, Truncated
+
+Lengths: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 
 KEPT_BYTES = 1 << 18  # of list offsets, for each shard
 ROW_BYTES = 12  # of a table of all documents, for each of them
@@ -50,7 +52,8 @@ class Batches:
         self.keep: Keep = keep_nothing
         self._kept: dict[int, Ints] = {}  # list offsets, by the place of their table
         self._room = KEPT_BYTES
-        self._table: tuple[Ints, npt.NDArray[np.signedinteger[Any]]] | None = None  # of all documents: start, length
+        self.table: tuple[Ints, Lengths] | None = None  # of all documents: start, length
+        self._located = 0  # documents that were located without it
         self.whole = data.tokens(column.dtype)
         self._first_row: Sequence[int] = range(len(messages) + 1)
         self.known_tokens: int | None = None if len(messages) else 0
@@ -92,22 +95,38 @@ class Batches:
             return self._decoded(first, stop, first, stop)
         return self._decoded(bisect_right(self._first_row, first) - 1, bisect_left(self._first_row, stop), first, stop)
 
-    def locate(self, documents: Ints) -> tuple[Ints, Ints] | None:
-        """Where these documents start in `whole`, and their lengths. Their numbers must rise.
+    def locate(self, first: Ints, stop: Ints) -> tuple[Ints, Lengths, Ints] | None:
+        """Where documents start in `whole`, and their lengths; and of each block from `first` to `stop` its first row.
 
-        None if one of them has to be decoded. Of a small file a table is made once.
+        None if one of them has to be decoded. Of a small file a table of all documents is made once: at once if that
+        costs no more, else when as many documents were located as there are.
         """
         with Guarded(self._column.name):
-            if not self._column.listed or not self.plain or self.documents * ROW_BYTES > KEPT_BYTES:
-                return self._locate(documents)
-            if self._table is None:
-                start, length = self._locate_lists(np.arange(self.documents))
-                narrow = np.int32 if length.max() < 1 << 31 else np.int64
-                self._table = start, length.astype(narrow)
-            return self._table[0].take(documents), self._table[1].take(documents).astype(np.int64)
+            worth_it = self._column.listed or self._located >= self.documents
+            if self.table is None and worth_it and self.plain and self.documents * ROW_BYTES <= KEPT_BYTES:
+                self._make_table()
+            if self.table is not None:
+                return *self.table, first
+            blocks, which = np.unique(np.stack([first, stop], axis=1), axis=0, return_inverse=True)
+            sizes = blocks[:, 1] - blocks[:, 0]
+            located = self._locate(numbers(blocks[:, 0], sizes))
+            self._located += int(sizes.sum())
+            if located is None:
+                return None
+            start, length = map(np.ascontiguousarray, located)
+            return start, length, offsets(sizes).take(which)
+
+    def _make_table(self) -> None:
+        located = self._locate(np.arange(self.documents))
+        if located is not None:
+            start, length = located
+            self.table = start, length.astype(np.int32 if length.max() < 1 << 31 else np.int64)
 
     def _locate(self, documents: Ints) -> tuple[Ints, Ints] | None:
-        """The same, without the table."""
+        """Where these documents start in `whole`, and their lengths. Their numbers must rise.
+
+        None if one of them has to be decoded.
+        """
         if self._column.listed:
             first, last = (bisect_right(self._first_row, documents[at]) - 1 for at in (0, -1))
             return self._locate_lists(documents) if all(self._plain[first : last + 1]) else None

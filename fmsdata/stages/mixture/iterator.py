@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from fmsdata.core import native
 from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import Exhausted, StageIterator
 from fmsdata.core.keys import Ints, key_of, offsets
 from fmsdata.core.lane import Lane, Pace
 from fmsdata.core.permutation import Permutation
+from fmsdata.core.spans import COLUMNS
 from fmsdata.core.state import EDITED, State
 from fmsdata.errors import FmsdataWarning, StateError
 from fmsdata.stages.mixture.leftovers import NO_ENDS, Leftover, LeftoverFirst
@@ -67,9 +69,8 @@ class MixtureIterator(StageIterator):
         horizon = self._horizon([source for _, source in active])
         tokens = self._tokens([0] * len(self._sources))
         taken = [source.take_until(horizon) for _, source in active]
-        order = np.concatenate([due for _, due in taken]).argsort(kind="stable")
-        self._from = np.array([i for i, _ in active]).repeat([len(due) for _, due in taken]).take(order)
-        chunk = Chunk.join([documents for documents, _ in taken]).take(order).compact()
+        chunk, which = _merge([documents for documents, _ in taken], [due for _, due in taken])
+        self._from = np.array([i for i, _ in active]).take(which)
         return self._until_phase_ends(chunk, tokens)
 
     def _horizon(self, sources: "list[_MixedSource]") -> float:
@@ -159,6 +160,17 @@ class MixtureIterator(StageIterator):
             time = sum(leads[name] for name in others) / math.fsum(weights[name] for name in others)
             leads |= {name: round(time * weights[name]) for name in ended if weights[name]}
         return leads if phase is self._phase else surplus(leads, weights)
+
+
+def _merge(parts: list[Chunk], due: list[npt.NDArray[np.float64]]) -> tuple[Chunk, Ints]:
+    """The documents of some sources in the order in which they are due, and the part that each is from."""
+    kernel, counts = native.kernel, [len(part) for part in parts]
+    if kernel is None or len(parts) > native.MOST_SOURCES or any(len(part.spans) > len(part) for part in parts):
+        order = np.concatenate(due).argsort(kind="stable")
+        return Chunk.join(parts).take(order).compact(), np.arange(len(parts)).repeat(counts).take(order)
+    spans, which = np.empty((sum(counts), COLUMNS), np.int64), np.empty(sum(counts), np.int64)
+    buffers = kernel.merge([part.spans for part in parts], [part.buffers for part in parts], due, spans, which)
+    return Chunk(buffers, spans, np.arange(len(spans) + 1)), which
 
 
 @lru_cache(maxsize=256)

@@ -9,9 +9,10 @@ from functools import cached_property
 
 import numpy as np
 
+from fmsdata.core import native
 from fmsdata.core.chunk import Chunk
 from fmsdata.core.keys import Ints
-from fmsdata.core.spans import BEGINS, BUFFER, LENGTH, POSITION, START, TAIL
+from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, LENGTH, POSITION, START, TAIL
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class TokenRun:
 
     def cut(self, positions: Ints) -> Chunk:
         """One item for the tokens between each two neighbouring positions."""
+        if native.kernel is not None:
+            out = np.empty((len(self.documents.spans) + len(positions), COLUMNS), np.int64)
+            first = np.empty(len(positions), np.int64)
+            made = native.kernel.cut(self.documents.spans, positions, out, first)
+            return Chunk(self.documents.buffers, out[:made], first)
         ends = self.span_ends
         inner = ends[np.searchsorted(ends, positions[0], "right") : np.searchsorted(ends, positions[-1])]
         edges = np.sort(np.concatenate([positions, inner]), kind="stable")
