@@ -1,9 +1,11 @@
 """What a dataset of rows must have: a length and `[]`; `__getitems__` is used where there is one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import length_hint
 from typing import Any, Protocol
 
+from fmsdata.core.keys import Keys
+from fmsdata.epochs.keyed_random import Seeder
 from fmsdata.errors import ConfigError, DataError
 
 
@@ -28,23 +30,16 @@ def length(rows: Any, name: str = "rows") -> int:
     return size
 
 
-def read_seeded(rows: Any, ids: Sequence[int], keys: Sequence[int], seed: Callable[[int], None]) -> list[Any]:
-    """The rows with these ids, each read after a call of `seed` with its key."""
+def read_seeded(rows: Any, ids: Sequence[int], keys: Keys, seeder: Seeder) -> list[Any]:
+    """The rows with these ids, each read when the generators were seeded with its key."""
+    left, seeded = iter(ids), seeder.each(keys)
     if hasattr(rows, "__getitems__"):
-        found = []
-        for row, key in zip(ids, keys, strict=True):
-            seed(key)
-            found += read_rows(rows, [row])
-        return found
-    found, row = [], ids[0]
+        return [read_rows(rows, [row])[0] for row, _ in zip(left, seeded, strict=True)]
     try:
-        for row, key in zip(ids, keys, strict=True):
-            seed(key)
-            found.append(rows[row])
+        return [rows[row] for row, _ in zip(left, seeded, strict=True)]
     except Exception as error:
-        error.add_note(f"while reading row {row} of {type(rows).__name__}")
+        error.add_note(f"while reading row {ids[-1 - length_hint(left)]} of {type(rows).__name__}")
         raise
-    return found
 
 
 def read_rows(rows: Any, ids: Sequence[int]) -> list[Any]:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from fmsdata.core.keys import key_of, mix_array
-from fmsdata.epochs.cursor import RowRequest
-from fmsdata.epochs.keyed_random import KeyedRandom
+from fmsdata.core.keys import Keys, key_of, mix_array
+from fmsdata.epochs.cursor import Chunk, RowRequest
+from fmsdata.epochs.keyed_random import KeyedRandom, Seeder
 from fmsdata.epochs.mixture import RowMixture
 from fmsdata.epochs.rows import read_rows, read_seeded
 from fmsdata.errors import ConfigError, DataError
@@ -63,17 +63,26 @@ class RowReader:
         """The batch."""
         return self._random.call(self._read, request)
 
-    def _read(self, seed: Callable[[int], None], request: RowRequest) -> Any:
+    def _read(self, seeder: Seeder, request: RowRequest) -> Any:
         """The batch. Rows that draw are read one by one, each seeded."""
         dataset, ids = self._recipe.rows, request.rows.tolist()
         if not self._random.draws:
             return self._collate(read_rows(dataset, ids), request)
-        keys = mix_array(request.rows.astype(np.uint64) ^ np.uint64(key_of(self._recipe.seed, "row", request.epoch)))
-        if isinstance(dataset, RowMixture):  # it may have a row several times in an epoch: each with other numbers
-            keys ^= request.epoch_ids.astype(np.uint64)
-        rows = read_seeded(dataset, ids, mix_array(keys).tolist(), seed)
-        seed(key_of(self._recipe.seed, "collate", int(request.epoch_ids[0])))
+        rows = read_seeded(dataset, ids, self._keys(request), seeder)
+        if self._recipe.collate is not None:  # which may draw, too
+            seeder(key_of(self._recipe.seed, "collate", int(request.epoch_ids[0])))
         return self._collate(rows, request)
+
+    def _keys(self, request: RowRequest) -> Keys:
+        """What rows are seeded with."""
+        chunk = request.chunk or Chunk([column[None] for column in request.columns])
+        if chunk.keys is None:
+            rows, epoch_ids, _ = (column.astype(np.uint64) for column in chunk.columns)
+            keys = mix_array(rows ^ np.uint64(key_of(self._recipe.seed, "row", request.epoch)))
+            if isinstance(self._recipe.rows, RowMixture):  # a row may come twice in an epoch: with other numbers
+                keys ^= epoch_ids
+            chunk.keys = list(mix_array(keys))
+        return chunk.keys[request.number]
 
     def _default_collate(self, rows: list[Any], request: RowRequest) -> Any:
         try:

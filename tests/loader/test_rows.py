@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import pickle
 import random
 import signal
 import threading
@@ -128,6 +129,48 @@ def test_random_numbers_do_not_depend_on_world_size_or_batches() -> None:
 
     assert drawn(batch=4) == drawn(batch=2, world_size=2) == drawn(batch=1, global_batch=12, world_size=4)
     assert drawn(batch=4) != drawn(batch=4, seed=1)
+
+
+class Drawing(Rows):
+    """Rows that draw from some of the global generators: a number that depends on what they were seeded with."""
+
+    def __init__(self, rows: int, *draw: str) -> None:
+        super().__init__(rows)
+        self._draw = draw
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        draws: dict[str, Any] = {
+            "torch": torch.rand,
+            "numpy": lambda _: np.random.rand(),
+            "python": lambda _: random.random(),
+        }  # noqa: NPY002
+        return {"drawn": torch.tensor([float(draws[name](1)) for name in self._draw], dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("draw", [("torch",), ("numpy",), ("python", "torch")])
+def test_random_numbers_of_each_generator_depend_on_seed_epoch_and_row_alone(draw: tuple[str, ...]) -> None:
+    """Keys of rows that are planned together are made together, in the trainer's process."""
+    found = []
+    for batch, workers in ((10, 0), (35, 0), (42, 2)):
+        rows = loader(Drawing(4200, *draw), batch=batch, num_workers=workers)
+        drawn: list[tuple[int, Any]] = []
+        for _ in range(2):
+            for step in rows:
+                random.random(), torch.rand(1), np.random.rand()  # noqa: NPY002
+                drawn += zip(step["epoch_id"].tolist(), map(tuple, step["drawn"].tolist()), strict=True)
+        rows.close()
+        found.append(drawn)
+    assert found[0] == found[1] == found[2]
+    assert len({numbers for _, numbers in found[0]}) > 8000  # seeds of NumPy and torch have 32 bits
+
+
+def test_a_worker_gets_the_rows_of_its_batch_alone() -> None:
+    request = next(fmsdata.EpochSampler(range(100_000), global_batch=8, rank=0, world_size=1).plan(8)).request
+    assert request.chunk is not None
+    sent = pickle.dumps(request)
+    assert len(sent) < 2000
+    assert pickle.loads(sent).chunk is None
+    assert str(pickle.loads(sent)) == str(request)
 
 
 def test_random_numbers_of_a_collate_function_are_keyed_too() -> None:
