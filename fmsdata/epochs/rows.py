@@ -1,8 +1,11 @@
 """What a dataset of rows must have: a length and `[]`; `__getitems__` is used where there is one."""
 
+import sys
 from collections.abc import Sequence
 from operator import length_hint
 from typing import Any, Protocol
+
+import torch
 
 from fmsdata.core.keys import Keys
 from fmsdata.epochs.keyed_random import Seeder
@@ -28,6 +31,23 @@ def length(rows: Any, name: str = "rows") -> int:
     if not size:
         raise ConfigError(f"{name} has no rows: {type(rows).__name__} of length 0; check how it was made")
     return size
+
+
+def read_tensors(rows: Any, ids: Sequence[int]) -> dict[str, torch.Tensor] | None:
+    """These rows of a Hugging Face dataset as a tensor for each column; None if they must be read one by one.
+
+    It has them like this. Its `__getitems__` takes them apart, for others to join them again.
+    """
+    hugging_face = sys.modules.get("datasets")
+    if hugging_face is None or type(rows) is not hugging_face.Dataset or rows.format["type"] != "torch":
+        return None
+    try:
+        found = rows[list(ids)]
+    except Exception:  # reading them one by one raises it again, and says which row it was
+        return None
+    columns = list(found.values()) if type(found) is dict else []
+    whole = all(type(column) is torch.Tensor and column.shape[:1] == (len(ids),) for column in columns)
+    return found if columns and whole else None
 
 
 def read_seeded(rows: Any, ids: Sequence[int], keys: Keys, seeder: Seeder) -> list[Any]:

@@ -16,7 +16,7 @@ from fmsdata.core.keys import Keys, key_of, mix_array
 from fmsdata.epochs.cursor import Chunk, RowRequest
 from fmsdata.epochs.keyed_random import KeyedRandom, Seeder
 from fmsdata.epochs.mixture import RowMixture
-from fmsdata.epochs.rows import read_rows, read_seeded
+from fmsdata.epochs.rows import read_rows, read_seeded, read_tensors
 from fmsdata.errors import ConfigError, DataError
 
 IS_PADDING = "is_padding"
@@ -58,6 +58,7 @@ class RowReader:
         self._random, self._names = KeyedRandom(), frozenset(recipe.names)
         self._columns = [(name, RowRequest._fields.index(COLUMNS[name])) for name in recipe.names]
         self._collate = self._default_collate if recipe.collate is None else self._own_collate
+        self._has_tensors = recipe.collate is None  # of its own: see `read_tensors`
 
     def read(self, request: RowRequest) -> Any:
         """The batch."""
@@ -67,6 +68,9 @@ class RowReader:
         """The batch. Rows that draw are read one by one, each seeded."""
         dataset, ids = self._recipe.rows, request.rows.tolist()
         if not self._random.draws:
+            if self._has_tensors and (batch := read_tensors(dataset, ids)) is not None:
+                return self._marked(batch, request)
+            self._has_tensors = False  # looked for once, since reading them in vain takes long
             return self._collate(read_rows(dataset, ids), request)
         rows = read_seeded(dataset, ids, self._keys(request), seeder)
         if self._recipe.collate is not None:  # which may draw, too
@@ -96,10 +100,12 @@ class RowReader:
                     ) from None
             error.add_note(f"while joining {request}; rows that differ in shape or kind need a collate_fn")
             raise
-        if isinstance(batch, dict):
-            self._check_names(batch)
-            for name, column in self._columns:
-                batch[name] = torch.from_numpy(request[column])
+        return self._marked(batch, request) if isinstance(batch, dict) else batch
+
+    def _marked(self, batch: dict[Any, Any], request: RowRequest) -> dict[Any, Any]:
+        self._check_names(batch)
+        for name, column in self._columns:
+            batch[name] = torch.from_numpy(request[column])
         return batch
 
     def _own_collate(self, rows: list[Any], request: RowRequest) -> Any:

@@ -140,11 +140,11 @@ class Drawing(Rows):
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         draws: dict[str, Any] = {
-            "torch": torch.rand,
-            "numpy": lambda _: np.random.rand(),
-            "python": lambda _: random.random(),
-        }  # noqa: NPY002
-        return {"drawn": torch.tensor([float(draws[name](1)) for name in self._draw], dtype=torch.float64)}
+            "torch": lambda: torch.rand(1).item(),
+            "numpy": np.random.rand,
+            "python": random.random,
+        }
+        return {"drawn": torch.tensor([draws[name]() for name in self._draw], dtype=torch.float64)}
 
 
 @pytest.mark.parametrize("draw", [("torch",), ("numpy",), ("python", "torch")])
@@ -275,6 +275,48 @@ def test_datasets_of_hugging_face() -> None:
         found.close()
     with pytest.raises(StateError, match="other content"):
         loader(data.map(lambda row: {"x": row["x"] + 1})).load_state_dict(loader(data).state_dict())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_of_hugging_face_gives_the_same_batches_as_its_rows(workers: int) -> None:
+    """Tensors are taken as the dataset returns them for a batch, and joined from rows if a column is something else."""
+    columns = {"x": list(range(30)), "tokens": [[i, i + 1] for i in range(30)], "weight": [i / 7 for i in range(30)]}
+    nested = {"nested": [{"a": i, "b": [i]} for i in range(30)], "text": [f"t{i}" for i in range(30)]}
+    for data in (columns, {**columns, **nested}, nested):
+        rows = datasets.Dataset.from_dict(data).select(range(0, 30, 2)).with_format("torch")
+        tested = loader(rows, num_workers=workers, drop_last=False)
+        for batch in tested:
+            ids = batch["index"].tolist()
+            expected = torch.utils.data.default_collate([rows[row] for row in ids])
+            marks = ("index", "epoch_id", "is_padding")
+            assert list(batch) == [*expected, *marks]
+            torch.testing.assert_close(
+                {name: batch[name] for name in columns if name in batch},
+                {name: expected[name] for name in columns if name in expected},
+                rtol=0,
+                atol=0,
+            )
+            if "text" in data:
+                assert batch["text"] == expected["text"]
+                assert batch["nested"]["b"].tolist() == expected["nested"]["b"].tolist()
+        tested.close()
+
+
+def test_columns_of_hugging_face_that_can_not_be_joined_are_the_error_of_their_rows() -> None:
+    data = datasets.Dataset.from_dict({"tokens": [[0] * (1 + i % 3) for i in range(30)]}).with_format("torch")
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size") as raised:
+        next(loader(data))
+    assert "rows that differ in shape or kind need a collate_fn" in raised.value.__notes__[0]
+
+
+def test_the_format_of_a_dataset_of_hugging_face_may_change() -> None:
+    data = datasets.Dataset.from_dict({"x": list(range(30))}).with_format("torch")
+    rows = loader(data)
+    first = next(rows)
+    data.set_transform(lambda found: {"x": [-x for x in found["x"]]})
+    second = next(rows)
+    assert (first["x"] == first["index"]).all()
+    assert (second["x"] == -second["index"]).all()
 
 
 def test_random_transforms_of_batched_rows_are_keyed_by_the_row() -> None:
