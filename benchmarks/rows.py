@@ -4,15 +4,19 @@
 
 Rows are dicts of two tensors, of 512 tokens: views of a tensor, which cost next to nothing; tokens that are
 stored in 16 bits; the same with a transform that draws from torch's generator; text that is tokenized when it
-is read; and a dataset of Hugging Face. Both loaders take turns
-in one process, for an epoch each, with 0 and 2 workers; the median of each counts. Workers are persistent,
-and started before. Beside it is the time of the processor in all processes, which other programs disturb less.
+is read; and a dataset of Hugging Face. The loaders take turns in one process, for an epoch each, with 0 and 2
+workers; the median of each counts. Workers are persistent, and started before. Beside it is the time of the
+processor in all processes, which other programs disturb less.
+
+What rows draw depends on seed, epoch and row in fmsdata, and in torch's DataLoader on what was drawn before. So
+rows that draw are also compared with rows of torch that are seeded by hand (`SeededByHand`): the line "by hand".
 """
 
 import argparse
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from multiprocessing import Value
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -28,6 +32,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 import fmsdata
 
 LENGTH = 512
+SEED = 0
 
 
 class Slices(Dataset[dict[str, torch.Tensor]]):
@@ -64,6 +69,27 @@ class Random(Stored):
     def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
         fields = super().__getitem__(row)
         return {**fields, "input_ids": torch.where(torch.rand(LENGTH) < 0.1, 0, fields["input_ids"])}
+
+
+class SeededByHand(Random):
+    """The same numbers for a row in each epoch, whatever was read before, and the trainer's generator as it was.
+
+    It knows that rows draw from torch's generator alone, and seeds it in the fastest way: `torch.manual_seed`, which
+    also seeds accelerators, takes 100 times as long.
+    """
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows)
+        self.epoch = Value("q", 0, lock=False)  # persistent workers see it change
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        generator = torch.default_generator
+        before = generator.get_state()
+        generator.manual_seed(hash((SEED, self.epoch.value, row)))
+        try:
+            return super().__getitem__(row)
+        finally:
+            generator.set_state(before)
 
 
 class Words(Dataset[dict[str, torch.Tensor]]):
@@ -112,6 +138,28 @@ def epoch(loader: Iterable[Any]) -> Measured:
     return Measured(end.seconds - start.seconds, end.processor - start.processor)
 
 
+def of_torch(rows: Any, batch: int, workers: int) -> Any:
+    return DataLoader(
+        rows,
+        batch_size=batch,
+        sampler=DistributedSampler(rows, num_replicas=1, rank=0, seed=SEED, drop_last=True),
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        drop_last=True,
+    )
+
+
+def report(what: str, peer: list[Measured], own: list[Measured], rows: int) -> None:
+    """Rows per second and microseconds of the processor, of torch's loader and of fmsdata's."""
+    rates = [rows / median(epoch.seconds for epoch in epochs) for epochs in (peer, own)]
+    micro = [sum(epoch.processor for epoch in epochs) / len(epochs) / rows * 1e6 for epochs in (peer, own)]
+    print(
+        f"{what}: torch {rates[0]:9,.0f} rows/s, fmsdata {rates[1]:9,.0f} rows/s, ratio {rates[1] / rates[0]:.2f}; "
+        f"processor {micro[0]:5.1f} and {micro[1]:5.1f} us a row, ratio {micro[0] / micro[1]:.2f}",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=20_000)
@@ -131,32 +179,24 @@ def main() -> None:
             continue
         rows = make(args.rows)
         for workers in (0, 2):
-            theirs: Any = DataLoader(
-                rows,
-                batch_size=args.batch,
-                sampler=DistributedSampler(rows, num_replicas=1, rank=0, seed=0, drop_last=True),
-                num_workers=workers,
-                persistent_workers=workers > 0,
-                drop_last=True,
-            )
-            sampler = fmsdata.EpochSampler(rows, global_batch=args.batch, rank=0, world_size=1)
+            loaders: dict[str, Any] = {"": of_torch(rows, args.batch, workers)}
+            if kind == "Random":
+                by_hand = SeededByHand(args.rows)
+                loaders["by hand"] = of_torch(by_hand, args.batch, workers)
+            sampler = fmsdata.EpochSampler(rows, global_batch=args.batch, rank=0, world_size=1, seed=SEED)
             ours = fmsdata.StatefulDataLoader(rows, sampler=sampler, batch_size=args.batch, num_workers=workers)
-            found: dict[str, list[Measured]] = {"torch": [], "fmsdata": []}
-            for _ in range(args.rounds + 1):
-                found["torch"].append(epoch(theirs))
-                found["fmsdata"].append(epoch(ours))
-            rates = {name: args.rows / median(one.seconds for one in rounds[1:]) for name, rounds in found.items()}
-            costs = {name: sum(one.processor for one in rounds[1:]) for name, rounds in found.items()}
-            micro = {name: cost / args.rounds / args.rows * 1e6 for name, cost in costs.items()}
-            ratio = costs["torch"] / costs["fmsdata"]
-            print(
-                f"{kind:8} {workers} workers: torch {rates['torch']:9,.0f} rows/s, fmsdata "
-                f"{rates['fmsdata']:9,.0f} rows/s, ratio {rates['fmsdata'] / rates['torch']:.2f}; processor "
-                f"{micro['torch']:5.1f} and {micro['fmsdata']:5.1f} us a row, ratio {ratio:.2f}",
-                flush=True,
-            )
+            loaders["fmsdata"] = ours
+            found: dict[str, list[Measured]] = {name: [] for name in loaders}
+            for number in range(args.rounds + 1):
+                if "by hand" in loaders:
+                    by_hand.epoch.value = number
+                for name, loader in loaders.items():
+                    found[name].append(epoch(loader))
+            own = found.pop("fmsdata")[1:]
+            for name, epochs in found.items():
+                report(f"{kind:8} {workers} workers {name:7}", epochs[1:], own, args.rows)
             ours.close()
-            del theirs
+            del loaders
 
 
 if __name__ == "__main__":

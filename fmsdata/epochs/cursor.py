@@ -9,13 +9,14 @@ batches are cut from the samples, one after the other, and each rank takes its p
 `batch[rank::world_size]`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fmsdata.core.keys import Ints
+from fmsdata.core.keys import Ints, Keys
 from fmsdata.epochs.exclusions import Exclusions
 from fmsdata.epochs.lines import Lines
 from fmsdata.epochs.order import Order
@@ -114,17 +115,27 @@ class Cursor(NamedTuple):
             padding, epoch_ids = numbers >= cursor.order.size, positions + cursor.epoch * EPOCH_IDS
             plan = cursor.order.plan
             rows = cursor.order.rows(numbers) if plan is None else numbers
+            columns = [column.reshape(-1, batch_size) for column in (rows, epoch_ids, padding)]
             epoch, position, *others = cursor
-            batches = (column.reshape(-1, batch_size) for column in (rows, epoch_ids, padding, numbers))
-            for own, ids, filling, places in zip(*batches, strict=True):
-                if plan is None:
-                    request = RowRequest(epoch, own, ids, filling)
-                else:
+            after = (Cursor._make((epoch, position + size * step, *others)) for step in range(1, steps + 1))
+            if plan is None:
+                chunk = repeat(Chunk(columns))
+                requests = map(RowRequest, repeat(epoch), *columns, repeat(None), repeat(0), chunk, count())
+                yield from map(PlannedBatch, requests, after)
+            else:
+                for places, ids, filling, following in zip(*columns, after, strict=True):
                     lines, tokens = plan.lines.take(places), cursor.global_tokens(layout)
-                    request = RowRequest(epoch, lines.row, ids, filling, lines, tokens)
-                position += size
-                cursor = Cursor._make((epoch, position, *others))  # faster than to replace it
-                yield PlannedBatch(request, cursor)
+                    cursor = following
+                    yield PlannedBatch(RowRequest(epoch, lines.row, ids, filling, lines, tokens), cursor)
+            cursor = Cursor._make((epoch, position + size * steps, *others))
+
+
+class Chunk:
+    """Batches that were planned together: the keys of their rows are made for all at once, if they are needed."""
+
+    def __init__(self, columns: Sequence[Any]) -> None:
+        self.columns = columns  # as in a `RowRequest`, with a row for each batch
+        self.keys: list[Keys] | None = None  # of the rows of each batch
 
 
 class RowRequest(NamedTuple):
@@ -136,6 +147,11 @@ class RowRequest(NamedTuple):
     padding: npt.NDArray[np.bool_]  # the rows that only fill up
     lines: Lines | None = None  # that the rows are packed into
     global_tokens: int = 0  # labels of the global batch, on all ranks and in all of its steps
+    chunk: Chunk | None = None  # that it is a part of; a worker gets its own rows alone
+    number: int = 0  # in the chunk
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowRequest, self[:6]
 
     @property
     def columns(self) -> tuple[Any, ...]:

@@ -12,17 +12,19 @@ draw. After some batches without a draw of either, they are looked at after it o
 import ctypes
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from fmsdata.core.keys import MASK, Keys
+
 T = TypeVar("T")
 _TORCH = torch.default_generator
 _NUMPY: Any = np.random  # not all of it is declared
 LOOKS = 64  # after a draw, calls before which the generators are looked at, too
-NUMPY = 1  # its place among the generators
+NUMPY, TORCH = 1, 2  # their places among the generators
 MERSENNE_BYTES = 4 * 625  # the state of NumPy's generator: 624 words, and the position in them
 
 
@@ -37,11 +39,12 @@ class KeyedRandom:
 
     def __init__(self) -> None:
         self._all = (
-            _Generator(_look_at_python, random.getstate, random.setstate, random.seed),
-            _Generator(_look_at_numpy, _numpy_state, np.random.set_state, _seed_numpy),
-            _Generator(_look_at_torch, _TORCH.get_state, _TORCH.set_state, _seed_torch),
+            _Generator(_look_at_python, random.getstate, random.setstate),
+            _Generator(_look_at_numpy, _numpy_state, np.random.set_state),
+            _Generator(_look_at_torch, _TORCH.get_state, _TORCH.set_state),
         )
         self._drawn: list[int] = []  # those that functions have drawn from
+        self._seeder = Seeder([])
         self._watched = list(range(len(self._all)))  # the others
         self._looks = LOOKS
         self._states = [generator.state() for generator in self._all]  # when they were last looked at
@@ -61,7 +64,7 @@ class KeyedRandom:
             self._looks = LOOKS if trainer_draws else max(0, self._looks - 1)
             return self._watch(function, *arguments)
         try:
-            result = function(_no_seed, *arguments)
+            result = function(NOTHING, *arguments)
         except BaseException:
             self._restore(before)
             raise
@@ -95,6 +98,7 @@ class KeyedRandom:
                     self._all[at].restore(before[at])
                 self._states, self._seen = before, None
                 self._drawn = [*self._drawn, *new]
+                self._seeder = Seeder([SEEDS[at] for at in self._drawn])
                 self._watched = [at for at in self._watched if at not in new]
                 result = function(self._seeder, *arguments)
         except BaseException:
@@ -108,6 +112,8 @@ class KeyedRandom:
         """The generators that were drawn from for the first time."""
         if not self._drawn and self._look() is before:
             return []
+        if self._drawn == [TORCH] and self._glance.others_are(self._seen):
+            return []
         return [at for at in self._watched if self._all[at].state() is not before[at]]
 
     def _restore(self, states: list[Any]) -> None:
@@ -115,22 +121,37 @@ class KeyedRandom:
             generator.restore(state)
         self._states, self._seen = states, None
 
-    @property
-    def _seeder(self) -> Callable[[int], Any]:
-        """Seeds the generators that functions have drawn from."""
-        seeds = [self._all[at].seed for at in self._drawn]
-        if len(seeds) == 1:
-            return seeds[0]
 
-        def seed_all(key: int) -> None:
-            for seed in seeds:
-                seed(key)
+class Seeder:
+    """Seeds some generators.
 
-        return seed_all
+    >>> first, second = random.Random(), random.Random()
+    >>> Seeder([(first.seed, MASK), (second.seed, MASK)])(7)
+    >>> first.random() == second.random()
+    True
+    """
+
+    def __init__(self, seeds: Sequence[tuple[Callable[[int], Any], int]]) -> None:
+        self._seeds = seeds  # and the bits of a key that each of them takes
+
+    def __call__(self, key: int) -> None:
+        for seed, bits in self._seeds:
+            seed(key & bits)
+
+    def each(self, keys: Keys) -> Iterator[Any]:
+        """Seeds with one key after the other, whenever the next item is taken."""
+        if len(self._seeds) != 1:
+            return map(self, keys.tolist())
+        ((seed, bits),) = self._seeds
+        return map(seed, (keys & np.uint64(bits)).tolist())
 
 
-def _no_seed(key: int) -> None:
-    pass
+NOTHING = Seeder([])
+SEEDS = (
+    (random.seed, MASK),
+    (_NUMPY.seed, 0xFFFFFFFF),
+    (_TORCH.manual_seed, 0x7FFFFFFFFFFFFFFF),
+)
 
 
 class _Generator:
@@ -144,9 +165,8 @@ class _Generator:
         look: Callable[[Any], Any],
         copy: Callable[[], Any],
         put: Callable[[Any], Any],
-        seed: Callable[[int], Any],
     ) -> None:
-        self._look, self._copy, self._put, self.seed = look, copy, put, seed
+        self._look, self._copy, self._put = look, copy, put
         self._state = copy()
         self._seen = look(self._state)
 
@@ -161,7 +181,8 @@ class _Generator:
 
     def restore(self, state: Any) -> None:
         self._put(state)
-        self._state, self._seen = state, self._look(state)
+        if state is not self._state:  # otherwise what was seen is seen again
+            self._state, self._seen = state, self._look(state)
 
 
 class _Glance:
@@ -185,8 +206,14 @@ class _Glance:
             return None
         state = _TORCH.get_state()
         words = _TORCH_STATE.from_address(state.data_ptr()).raw
-        python = _PYTHON_MEMORY.value, _PYTHON.gauss_next  # type: ignore[attr-defined]
-        return *python, self._word.value, self._position.value, numpy, words
+        return words, numpy, *self._others()
+
+    def others_are(self, seen: tuple[Any, ...] | None) -> bool:
+        """Whether all generators but torch's are as they were seen."""
+        return seen is not None and seen[1:] == (_NUMPY.get_bit_generator(), *self._others())
+
+    def _others(self) -> tuple[Any, ...]:
+        return _PYTHON_MEMORY.value, _PYTHON.gauss_next, self._word.value, self._position.value  # type: ignore[attr-defined]
 
 
 _TORCH_STATE = ctypes.c_char * _TORCH.get_state().nbytes
@@ -238,14 +265,6 @@ def _look_at_numpy(state: Any) -> Any:
 def _look_at_torch(_: Any) -> Any:
     state = _TORCH.get_state()
     return _TORCH_STATE.from_address(state.data_ptr()).raw
-
-
-def _seed_torch(key: int) -> None:
-    _TORCH.manual_seed(key & 0x7FFFFFFFFFFFFFFF)
-
-
-def _seed_numpy(key: int) -> None:
-    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002
 
 
 def _numpy_state() -> Any:

@@ -80,7 +80,10 @@ class RowOrder:
         self.size = self._pass.size - self._first
 
     def rows(self, numbers: Ints) -> Ints:
-        return self._pass.rows((numbers + self._first) % self._pass.size)
+        numbers, size = numbers + self._first, self._pass.size
+        if len(numbers) and numbers.max() >= size:  # it is slow, and needed only to fill up
+            numbers %= size
+        return self._pass.rows(numbers)
 
     def changed(
         self, taken: int, *, excluded: Exclusions | None = None, weights: Mapping[str, float] | None = None

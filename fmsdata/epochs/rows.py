@@ -1,9 +1,14 @@
 """What a dataset of rows must have: a length and `[]`; `__getitems__` is used where there is one."""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from operator import length_hint
 from typing import Any, Protocol
 
+import torch
+
+from fmsdata.core.keys import Keys
+from fmsdata.epochs.keyed_random import Seeder
 from fmsdata.errors import ConfigError, DataError
 
 
@@ -28,23 +33,33 @@ def length(rows: Any, name: str = "rows") -> int:
     return size
 
 
-def read_seeded(rows: Any, ids: Sequence[int], keys: Sequence[int], seed: Callable[[int], None]) -> list[Any]:
-    """The rows with these ids, each read after a call of `seed` with its key."""
-    if hasattr(rows, "__getitems__"):
-        found = []
-        for row, key in zip(ids, keys, strict=True):
-            seed(key)
-            found += read_rows(rows, [row])
-        return found
-    found, row = [], ids[0]
+def read_tensors(rows: Any, ids: Sequence[int]) -> dict[str, torch.Tensor] | None:
+    """These rows of a Hugging Face dataset as a tensor for each column; None if they must be read one by one.
+
+    It has them like this. Its `__getitems__` takes them apart, for others to join them again.
+    """
+    hugging_face = sys.modules.get("datasets")
+    if hugging_face is None or type(rows) is not hugging_face.Dataset or rows.format["type"] != "torch":
+        return None
     try:
-        for row, key in zip(ids, keys, strict=True):
-            seed(key)
-            found.append(rows[row])
+        found = rows[list(ids)]
+    except Exception:  # reading them one by one raises it again, and says which row it was
+        return None
+    columns = list(found.values()) if type(found) is dict else []
+    whole = all(type(column) is torch.Tensor and column.shape[:1] == (len(ids),) for column in columns)
+    return found if columns and whole else None
+
+
+def read_seeded(rows: Any, ids: Sequence[int], keys: Keys, seeder: Seeder) -> list[Any]:
+    """The rows with these ids, each read when the generators were seeded with its key."""
+    left, seeded = iter(ids), seeder.each(keys)
+    if hasattr(rows, "__getitems__"):
+        return [read_rows(rows, [row])[0] for row, _ in zip(left, seeded, strict=True)]
+    try:
+        return [rows[row] for row, _ in zip(left, seeded, strict=True)]
     except Exception as error:
-        error.add_note(f"while reading row {row} of {type(rows).__name__}")
+        error.add_note(f"while reading row {ids[-1 - length_hint(left)]} of {type(rows).__name__}")
         raise
-    return found
 
 
 def read_rows(rows: Any, ids: Sequence[int]) -> list[Any]:

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from fmsdata.core.keys import key_of, mix_array
-from fmsdata.epochs.cursor import RowRequest
-from fmsdata.epochs.keyed_random import KeyedRandom
+from fmsdata.core.keys import Keys, key_of, mix_array
+from fmsdata.epochs.cursor import Chunk, RowRequest
+from fmsdata.epochs.keyed_random import KeyedRandom, Seeder
 from fmsdata.epochs.mixture import RowMixture
-from fmsdata.epochs.rows import read_rows, read_seeded
+from fmsdata.epochs.rows import read_rows, read_seeded, read_tensors
 from fmsdata.errors import ConfigError, DataError
 
 IS_PADDING = "is_padding"
@@ -58,26 +58,39 @@ class RowReader:
         self._random, self._names = KeyedRandom(), frozenset(recipe.names)
         self._columns = [(name, RowRequest._fields.index(COLUMNS[name])) for name in recipe.names]
         self._collate = self._default_collate if recipe.collate is None else self._own_collate
+        self._has_tensors = recipe.collate is None  # of its own: see `read_tensors`
 
     def read(self, request: RowRequest) -> Any:
         """The batch."""
         return self._random.call(self._read, request)
 
-    def _read(self, seed: Callable[[int], None], request: RowRequest) -> Any:
+    def _read(self, seeder: Seeder, request: RowRequest) -> Any:
         """The batch. Rows that draw are read one by one, each seeded."""
         dataset, ids = self._recipe.rows, request.rows.tolist()
         if not self._random.draws:
+            if self._has_tensors and (batch := read_tensors(dataset, ids)) is not None:
+                return self._marked(batch, request)
+            self._has_tensors = False  # looked for once, since reading them in vain takes long
             return self._collate(read_rows(dataset, ids), request)
-        keys = mix_array(request.rows.astype(np.uint64) ^ np.uint64(key_of(self._recipe.seed, "row", request.epoch)))
-        if isinstance(dataset, RowMixture):  # it may have a row several times in an epoch: each with other numbers
-            keys ^= request.epoch_ids.astype(np.uint64)
-        rows = read_seeded(dataset, ids, mix_array(keys).tolist(), seed)
-        seed(key_of(self._recipe.seed, "collate", int(request.epoch_ids[0])))
+        rows = read_seeded(dataset, ids, self._keys(request), seeder)
+        if self._recipe.collate is not None:  # which may draw, too
+            seeder(key_of(self._recipe.seed, "collate", int(request.epoch_ids[0])))
         return self._collate(rows, request)
+
+    def _keys(self, request: RowRequest) -> Keys:
+        """What rows are seeded with."""
+        chunk = request.chunk or Chunk([column[None] for column in request.columns])
+        if chunk.keys is None:
+            rows, epoch_ids, _ = (column.astype(np.uint64) for column in chunk.columns)
+            keys = mix_array(rows ^ np.uint64(key_of(self._recipe.seed, "row", request.epoch)))
+            if isinstance(self._recipe.rows, RowMixture):  # a row may come twice in an epoch: with other numbers
+                keys ^= epoch_ids
+            chunk.keys = list(mix_array(keys))
+        return chunk.keys[request.number]
 
     def _default_collate(self, rows: list[Any], request: RowRequest) -> Any:
         try:
-            batch = _joined(rows)
+            batch = joined(rows)
         except (TypeError, RuntimeError, LookupError, ValueError, AttributeError) as error:
             for row, index in zip(rows, request.rows, strict=True):
                 if row is None:
@@ -87,10 +100,12 @@ class RowReader:
                     ) from None
             error.add_note(f"while joining {request}; rows that differ in shape or kind need a collate_fn")
             raise
-        if isinstance(batch, dict):
-            self._check_names(batch)
-            for name, column in self._columns:
-                batch[name] = torch.from_numpy(request[column])
+        return self._marked(batch, request) if isinstance(batch, dict) else batch
+
+    def _marked(self, batch: dict[Any, Any], request: RowRequest) -> dict[Any, Any]:
+        self._check_names(batch)
+        for name, column in self._columns:
+            batch[name] = torch.from_numpy(request[column])
         return batch
 
     def _own_collate(self, rows: list[Any], request: RowRequest) -> Any:
@@ -115,15 +130,29 @@ class RowReader:
             )
 
 
-def _joined(rows: list[Any]) -> Any:
+def joined(rows: list[Any]) -> Any:
     """The same as `default_collate`, with a shortcut for tensors in dicts."""
     if type(rows[0]) is not dict:
         return default_collate(rows)
     batch = {}
     for name, first in rows[0].items():
         values = [row[name] for row in rows]
-        batch[name] = torch.stack(values) if type(first) is torch.Tensor else default_collate(values)
+        if type(first) is not torch.Tensor:
+            batch[name] = default_collate(values)
+        elif first.dtype is torch.int64 and not first.ndim and first.is_cpu:
+            batch[name] = _joined_integers(values)
+        else:
+            batch[name] = torch.stack(values)
     return batch
+
+
+def _joined_integers(values: list[Any]) -> torch.Tensor:
+    """`torch.stack` in less time, since it would make a view of each. It takes what other values are among them."""
+    try:
+        numbers = np.array(list(map(torch.Tensor.tolist, values)))
+    except (TypeError, ValueError, RuntimeError):
+        return torch.stack(values)
+    return torch.from_numpy(numbers) if numbers.dtype == np.int64 and numbers.ndim == 1 else torch.stack(values)
 
 
 def field_names(row_ids: bool, drop_last: bool) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from fmsdata.loader.line_reader import LineRecipe
 from fmsdata.loader.loader import StatefulDataLoader, can_pin, checked_method
 from fmsdata.loader.patience import StallLimits, Watcher
 from fmsdata.loader.row_reader import RowIds, RowRecipe, field_names
-from fmsdata.loader.row_workers import BatchRecipe, LocalRows, ReadBatch, RowSource, WorkerRows
+from fmsdata.loader.row_workers import BatchRecipe, LocalRows, RowSource, WorkerRows
 from fmsdata.loader.saving import Saving
 from fmsdata.loader.trainers import check_trainer
 from fmsdata.loader.turns import Turns
@@ -35,6 +35,7 @@ from fmsdata.loader.worker_pool import DEFAULT_METHOD
 
 PREFETCH_FACTOR = 2  # batches that a worker reads ahead
 MOST_PREFETCH = MOST_DESCRIPTORS - 8
+END = object()  # instead of a batch, at the end of an epoch
 
 
 class RowLoader(StatefulDataLoader):
@@ -150,8 +151,8 @@ class RowLoader(StatefulDataLoader):
         try:
             check_trainer(self.sampler.epoch + self.sampler.position, self.data)
             self._begin_epoch()
-            while (batch := self._next_rows()) is not None:
-                yield batch.batch
+            while (batch := self._next_rows()) is not END:
+                yield batch
         finally:
             if not self._persistent_workers:
                 self._stop()
@@ -161,9 +162,9 @@ class RowLoader(StatefulDataLoader):
         with self._turns.mine():
             self._begin_epoch()
             batch = self._next_rows()
-        if batch is None:  # only after set_epoch
+        if batch is END:  # only after set_epoch
             raise StopIteration
-        return batch.batch
+        return batch
 
     def __len__(self) -> int:
         """The batches of an epoch, also if a part of it was handed out before."""
@@ -177,45 +178,40 @@ class RowLoader(StatefulDataLoader):
         self.sampler.ranks.check("loader")
         self.sampler.begin_epoch(self.batch_size)
 
-    def _next_rows(self) -> ReadBatch | None:
-        """The next batch of the epoch; None at its end. If anything goes wrong, the position does not change."""
+    def _next_rows(self) -> Any:
+        """The next batch of the epoch; `END` at its end. If anything goes wrong, the position does not change."""
         with self._turns.mine():
-            return self._read_rows()
-
-    def _read_rows(self) -> ReadBatch | None:
-        sampler = self.sampler
-        try:
-            if self._process != self._turns.process:  # a fork has no workers
-                self._source, self._process = None, self._turns.process
-            sampler.ranks.check("loader")
-            if self._source is None:
-                sampler.ranks.check_sharing("loader")
-                self._source, self._planned = self._start(), None
-            if self._planned is not sampler.cursor:
-                self._source.follow(sampler.plan(self.batch_size))
-                self._planned = sampler.cursor
-            with self._watcher:
-                read = self._source.next()
-        except BaseException as error:
-            stalled = None if self._source is None else self._watcher.stalled
-            self._stop()
-            if stalled is not None and isinstance(error, FmsdataError):
-                raise stalled from error
-            if isinstance(error, StopIteration):  # it would end the loop
-                raise DataError(
-                    "a row or a collate_fn raised StopIteration, perhaps by next(...) on an iterator at its end; "
-                    "give next a default, or catch it"
-                ) from error
-            raise
-        if read is not None:
-            request, after = read.planned
-            sampler.cursor = self._planned = after
-            self._last = request
+            sampler = self.sampler
+            try:
+                if self._process != self._turns.process:  # a fork has no workers
+                    self._source, self._process = None, self._turns.process
+                sampler.ranks.check("loader")
+                if self._source is None:
+                    sampler.ranks.check_sharing("loader")
+                    self._source, self._planned = self._start(), None
+                if self._planned is not sampler.cursor:
+                    self._source.follow(sampler.plan(self.batch_size))
+                    self._planned = sampler.cursor
+                with self._watcher:
+                    read = self._source.next()
+            except BaseException as error:
+                stalled = None if self._source is None else self._watcher.stalled
+                self._stop()
+                if stalled is not None and isinstance(error, FmsdataError):
+                    raise stalled from error
+                if isinstance(error, StopIteration):  # it would end the loop
+                    raise DataError(
+                        "a row or a collate_fn raised StopIteration, perhaps by next(...) on an iterator at its end; "
+                        "give next a default, or catch it"
+                    ) from error
+                raise
+            if read is None:
+                return END
+            batch, (self._last, self._planned) = read
+            sampler.cursor = self._planned
             if self._pin and not self.num_workers:
-                read = read._replace(batch=replaced(read.batch, lambda tensor: tensor.pin_memory()))
-            if not self._collates and type(read.batch) is dict:
-                read = read._replace(batch=Fields(read.batch))
-        return read
+                batch = replaced(batch, lambda tensor: tensor.pin_memory())
+            return Fields(batch) if type(batch) is dict and not self._collates else batch
 
     def _start(self) -> RowSource:
         source: RowSource

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmsdata.core.keys import Ints, key_of, keyed_order
-from fmsdata.core.permutation import Permutation
+from fmsdata.core.permutation import WORTH_TABLES, Permutation
 
 KEYS = st.integers(0, 2**64 - 1)
 SIGMAS = 6.0
@@ -55,6 +55,18 @@ def test_distinct_numbers_have_distinct_places_within_range(n: int, key: int, da
     assert all(0 <= place < n for place in places)
     assert len(set(places)) == len(places)
     assert permutation.array(np.array(inputs)).tolist() == places
+
+
+@settings(deadline=None)
+@given(n=st.integers(1, 100_000), key=KEYS)
+def test_places_are_the_same_when_many_were_asked_for(n: int, key: int) -> None:
+    """The rounds are in tables then."""
+    some = sample(n, 500)
+    before, permutation = Permutation(n, key).array(some), Permutation(n, key)
+    for _ in range(3 + WORTH_TABLES * math.isqrt(n) // len(some)):
+        assert permutation.array(some).tolist() == before.tolist()
+    assert before.tolist() == [permutation(i) for i in some.tolist()]
+    assert permutation.array(some[:0]).tolist() == []
 
 
 @settings(deadline=None)

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import pickle
 import random
 import signal
 import threading
@@ -130,6 +131,48 @@ def test_random_numbers_do_not_depend_on_world_size_or_batches() -> None:
     assert drawn(batch=4) != drawn(batch=4, seed=1)
 
 
+class Drawing(Rows):
+    """Rows that draw from some of the global generators: a number that depends on what they were seeded with."""
+
+    def __init__(self, rows: int, *draw: str) -> None:
+        super().__init__(rows)
+        self._draw = draw
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        draws: dict[str, Any] = {
+            "torch": lambda: torch.rand(1).item(),
+            "numpy": np.random.rand,
+            "python": random.random,
+        }
+        return {"drawn": torch.tensor([draws[name]() for name in self._draw], dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("draw", [("torch",), ("numpy",), ("python", "torch")])
+def test_random_numbers_of_each_generator_depend_on_seed_epoch_and_row_alone(draw: tuple[str, ...]) -> None:
+    """Keys of rows that are planned together are made together, in the trainer's process."""
+    found = []
+    for batch, workers in ((10, 0), (35, 0), (42, 2)):
+        rows = loader(Drawing(4200, *draw), batch=batch, num_workers=workers)
+        drawn: list[tuple[int, Any]] = []
+        for _ in range(2):
+            for step in rows:
+                random.random(), torch.rand(1), np.random.rand()  # noqa: NPY002
+                drawn += zip(step["epoch_id"].tolist(), map(tuple, step["drawn"].tolist()), strict=True)
+        rows.close()
+        found.append(drawn)
+    assert found[0] == found[1] == found[2]
+    assert len({numbers for _, numbers in found[0]}) > 8000  # seeds of NumPy and torch have 32 bits
+
+
+def test_a_worker_gets_the_rows_of_its_batch_alone() -> None:
+    request = next(fmsdata.EpochSampler(range(100_000), global_batch=8, rank=0, world_size=1).plan(8)).request
+    assert request.chunk is not None
+    sent = pickle.dumps(request)
+    assert len(sent) < 2000
+    assert pickle.loads(sent).chunk is None
+    assert str(pickle.loads(sent)) == str(request)
+
+
 def test_random_numbers_of_a_collate_function_are_keyed_too() -> None:
     def collate(rows: list[Any]) -> Any:
         return {"epoch_id": torch.tensor([row["epoch_id"] for row in rows]), "noise": torch.rand(2)}
@@ -232,6 +275,48 @@ def test_datasets_of_hugging_face() -> None:
         found.close()
     with pytest.raises(StateError, match="other content"):
         loader(data.map(lambda row: {"x": row["x"] + 1})).load_state_dict(loader(data).state_dict())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_of_hugging_face_gives_the_same_batches_as_its_rows(workers: int) -> None:
+    """Tensors are taken as the dataset returns them for a batch, and joined from rows if a column is something else."""
+    columns = {"x": list(range(30)), "tokens": [[i, i + 1] for i in range(30)], "weight": [i / 7 for i in range(30)]}
+    nested = {"nested": [{"a": i, "b": [i]} for i in range(30)], "text": [f"t{i}" for i in range(30)]}
+    for data in (columns, {**columns, **nested}, nested):
+        rows = datasets.Dataset.from_dict(data).select(range(0, 30, 2)).with_format("torch")
+        tested = loader(rows, num_workers=workers, drop_last=False)
+        for batch in tested:
+            ids = batch["index"].tolist()
+            expected = torch.utils.data.default_collate([rows[row] for row in ids])
+            marks = ("index", "epoch_id", "is_padding")
+            assert list(batch) == [*expected, *marks]
+            torch.testing.assert_close(
+                {name: batch[name] for name in columns if name in batch},
+                {name: expected[name] for name in columns if name in expected},
+                rtol=0,
+                atol=0,
+            )
+            if "text" in data:
+                assert batch["text"] == expected["text"]
+                assert batch["nested"]["b"].tolist() == expected["nested"]["b"].tolist()
+        tested.close()
+
+
+def test_columns_of_hugging_face_that_can_not_be_joined_are_the_error_of_their_rows() -> None:
+    data = datasets.Dataset.from_dict({"tokens": [[0] * (1 + i % 3) for i in range(30)]}).with_format("torch")
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size") as raised:
+        next(loader(data))
+    assert "rows that differ in shape or kind need a collate_fn" in raised.value.__notes__[0]
+
+
+def test_the_format_of_a_dataset_of_hugging_face_may_change() -> None:
+    data = datasets.Dataset.from_dict({"x": list(range(30))}).with_format("torch")
+    rows = loader(data)
+    first = next(rows)
+    data.set_transform(lambda found: {"x": [-x for x in found["x"]]})
+    second = next(rows)
+    assert (first["x"] == first["index"]).all()
+    assert (second["x"] == -second["index"]).all()
 
 
 def test_random_transforms_of_batched_rows_are_keyed_by_the_row() -> None:
