@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 _Static_assert(sizeof(struct iovec) == 16, "pieces of memory are pairs of 64-bit integers");
@@ -654,15 +655,83 @@ end:
     return result;
 }
 
-/* A copy of memory, and then a check of the files that it is mapped from. May run in a thread of its own. */
+/* Batches that lines of tokens become as int64: of each, all but the last `extra` tokens of a line, and all but the
+ * first. */
+typedef struct {
+    Py_buffer *views; /* inputs and labels of one batch after the other */
+    Py_ssize_t count; /* of views */
+    Py_ssize_t length, extra, width;
+    int is_signed;
+} Shifted;
+
+static void close_shifted(Shifted *shifted) {
+    while (shifted->count) PyBuffer_Release(&shifted->views[--shifted->count]);
+    free(shifted->views);
+    shifted->views = NULL;
+}
+
+/* For arrays that are to be filled from tokens. Returns 0 with an exception if they don't fit. */
+static int open_shifted(Shifted *shifted, const Py_buffer *tokens, PyObject *wide, PyObject *extra) {
+    *shifted = (Shifted){.extra = PyLong_AsSsize_t(extra)};
+    if (PyErr_Occurred()) return 0;
+    if (!PyList_Check(wide)) return PyErr_SetString(PyExc_TypeError, "widen: expected a list of arrays"), 0;
+    Py_ssize_t arrays = PyList_GET_SIZE(wide), sizes[2] = {0, 0};
+    if (!arrays) return 1;
+    char kind = tokens->format && tokens->format[0] && !tokens->format[1] ? tokens->format[0] : 0;
+    if (tokens->ndim != 2 || shifted->extra < 0 || tokens->shape[1] <= shifted->extra || arrays % 2 || !kind ||
+        !strchr("bBhHiIlLqQ", kind))
+        return PyErr_SetString(PyExc_ValueError, "widen: arrays of another shape or type"), 0;
+    shifted->length = tokens->shape[1] - shifted->extra, shifted->width = tokens->itemsize;
+    shifted->is_signed = strchr("bhilq", kind) != NULL;
+    if (!(shifted->views = calloc((size_t)arrays, sizeof *shifted->views))) return PyErr_NoMemory(), 0;
+    for (Py_ssize_t i = 0; i < arrays; i++) {
+        Py_buffer *view = &shifted->views[i];
+        if (PyObject_GetBuffer(PyList_GET_ITEM(wide, i), view, PyBUF_CONTIG) < 0) return 0;
+        shifted->count++, sizes[i % 2] += view->len;
+        if (view->itemsize != 8 || view->len % (8 * shifted->length) || sizes[1] > sizes[0])
+            return PyErr_SetString(PyExc_ValueError, "widen: arrays of another size"), 0;
+        if (i % 2 && sizes[0] != sizes[1]) return PyErr_SetString(PyExc_ValueError, "widen: arrays of another size"), 0;
+    }
+    if (sizes[0] != 8 * tokens->shape[0] * shifted->length)
+        return PyErr_SetString(PyExc_ValueError, "widen: arrays of another size"), 0;
+    return 1;
+}
+
+#define FILL(type)                                                                                                     \
+    for (Py_ssize_t line = 0; line < lines; line++, from += (length + extra) * (Py_ssize_t)sizeof(type)) {             \
+        for (Py_ssize_t i = 0; i < length; i++) *inputs++ = (int64_t)((const type *)from)[i];                          \
+        for (Py_ssize_t i = 0; i < length; i++) *labels++ = (int64_t)((const type *)from)[i + extra];                  \
+    }
+
+static void fill_shifted(const Shifted *shifted, const void *tokens) {
+    const char *from = tokens;
+    Py_ssize_t length = shifted->length, extra = shifted->extra;
+    for (Py_ssize_t i = 0; i < shifted->count; i += 2) {
+        int64_t *restrict inputs = shifted->views[i].buf, *restrict labels = shifted->views[i + 1].buf;
+        Py_ssize_t lines = shifted->views[i].len / (8 * length);
+        switch (shifted->width * 2 + shifted->is_signed) {
+        case 2: FILL(uint8_t) break;
+        case 3: FILL(int8_t) break;
+        case 4: FILL(uint16_t) break;
+        case 5: FILL(int16_t) break;
+        case 8: FILL(uint32_t) break;
+        case 9: FILL(int32_t) break;
+        default: FILL(int64_t) break;
+        }
+    }
+}
+
+/* A copy of memory, and then a check of the files that it is mapped from; then `shifted` is filled. */
 typedef struct {
     Pieces pieces;
     Py_buffer out;
     Stamp *stamps;
     Py_ssize_t count;  /* of stamps */
     PyObject *checked; /* keeps their paths */
-    int good, running;
-    pthread_t thread;
+    Shifted shifted;
+    int good;
+    int started; /* in another thread */
+    int ended;
     pid_t process; /* that started it */
 } Copy;
 
@@ -672,7 +741,7 @@ static int open_copy(Copy *copy, PyObject *memory, PyObject *out, PyObject *sour
     memset(copy, 0, sizeof *copy);
     if (!PySet_Check(sources)) return PyErr_SetString(PyExc_TypeError, "copy: expected a set of sources"), 0;
     if (PyObject_GetBuffer(memory, &given, PyBUF_CONTIG_RO) < 0) return 0;
-    int good = PyObject_GetBuffer(out, &copy->out, PyBUF_CONTIG) == 0;
+    int good = PyObject_GetBuffer(out, &copy->out, PyBUF_CONTIG | PyBUF_FORMAT) == 0;
     for (Py_ssize_t at = 0; good && at + 16 <= given.len; at += 16) {
         int64_t piece[2];
         memcpy(piece, (char *)given.buf + at, 16);
@@ -695,29 +764,96 @@ static int open_copy(Copy *copy, PyObject *memory, PyObject *out, PyObject *sour
     return 1;
 }
 
-static void *run_copy(void *argument) {
-    Copy *copy = argument;
+static void run_copy(Copy *copy) {
     copy->good = copy_pieces(&copy->pieces, copy->out.buf);
     for (Py_ssize_t i = 0; i < copy->count && copy->good; i++) copy->good = is_unchanged(&copy->stamps[i]);
+    if (copy->good) fill_shifted(&copy->shifted, copy->out.buf);
+}
+
+/* The thread in which copies run. It starts with the first copy, ends when it had nothing to do for a while, and touches
+ * nothing of Python. A process that is forked has none of it: it begins anew. */
+static struct {
+    pid_t process;
+    int alive;
+    Copy *copy; /* that runs, or is the next to run */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+} COPIER;
+enum { IDLE_SECONDS = 1 };
+
+static void *run_copies(void *Py_UNUSED(argument)) {
+    pthread_mutex_lock(&COPIER.lock);
+    for (int timeout = 0; COPIER.copy || !timeout;) {
+        if (COPIER.copy) {
+            Copy *copy = COPIER.copy;
+            pthread_mutex_unlock(&COPIER.lock);
+            run_copy(copy);
+            pthread_mutex_lock(&COPIER.lock);
+            copy->ended = 1;
+            COPIER.copy = NULL;
+            pthread_cond_broadcast(&COPIER.changed);
+        }
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += IDLE_SECONDS;
+        while (!COPIER.copy && !timeout) timeout = pthread_cond_timedwait(&COPIER.changed, &COPIER.lock, &until);
+    }
+    COPIER.alive = 0;
+    pthread_mutex_unlock(&COPIER.lock);
     return NULL;
 }
 
+/* Run a copy in the thread. Returns 0 if it is at another copy, or can't be started. Called with the lock of Python. */
+static int hand_over(Copy *copy) {
+    if (COPIER.process != getpid()) {
+        pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+        pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+        COPIER.process = getpid(), COPIER.alive = 0, COPIER.copy = NULL;
+        COPIER.lock = lock, COPIER.changed = changed;
+    }
+    pthread_mutex_lock(&COPIER.lock);
+    if (!COPIER.alive) {
+        sigset_t all, before; /* signals are for the threads of Python */
+        pthread_attr_t detached;
+        pthread_t thread;
+        sigfillset(&all);
+        pthread_attr_init(&detached);
+        pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        COPIER.alive = pthread_create(&thread, &detached, run_copies, NULL) == 0;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        pthread_attr_destroy(&detached);
+    }
+    copy->started = COPIER.alive && !COPIER.copy;
+    if (copy->started) {
+        copy->process = COPIER.process;
+        COPIER.copy = copy;
+        pthread_cond_broadcast(&COPIER.changed);
+    }
+    pthread_mutex_unlock(&COPIER.lock);
+    return copy->started;
+}
+
 static void finish_copy(Copy *copy) {
-    if (!copy->running) return;
-    copy->running = 0;
+    if (!copy->started) return;
+    copy->started = 0;
     if (copy->process != getpid()) { /* forked from it meanwhile: the thread is not here, and its copy is not whole */
         copy->good = 0;
         return;
     }
-    Py_BEGIN_ALLOW_THREADS pthread_join(copy->thread, NULL);
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&COPIER.lock);
+    while (!copy->ended) pthread_cond_wait(&COPIER.changed, &COPIER.lock);
+    pthread_mutex_unlock(&COPIER.lock);
     Py_END_ALLOW_THREADS
 }
 
 static void close_copy(Copy *copy) {
     finish_copy(copy);
+    close_shifted(&copy->shifted);
     free(copy->pieces.pieces), free(copy->stamps);
     Py_XDECREF(copy->checked);
-    PyBuffer_Release(&copy->out);
+    if (copy->out.obj) PyBuffer_Release(&copy->out);
 }
 
 /* copy(pieces, out, sources): copies memory, rows of address and size, and checks what it is mapped from.
@@ -743,20 +879,20 @@ static void forget_copy(PyObject *capsule) {
     free(copy);
 }
 
-/* start_copy(pieces, out, sources): `copy`, in a thread that touches nothing of Python. Returns it for `end_copy`. */
+/* start_copy(pieces, out, sources, wide, extra): `copy` in another thread, and then `widen` of `out` to the arrays of
+ * some batches: inputs and labels of one after the other. Returns it for `end_copy`. */
 static PyObject *start_copy(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t nargs) {
-    if (!counted(nargs, 3)) return NULL;
+    if (!counted(nargs, 5)) return NULL;
     Copy *copy = malloc(sizeof *copy);
     if (!copy) return PyErr_NoMemory();
-    PyObject *capsule = open_copy(copy, args[0], args[1], args[2]) ? PyCapsule_New(copy, "copy", forget_copy) : NULL;
+    int good = open_copy(copy, args[0], args[1], args[2]) && open_shifted(&copy->shifted, &copy->out, args[3], args[4]);
+    PyObject *capsule = good ? PyCapsule_New(copy, "copy", forget_copy) : NULL;
     if (!capsule) return close_copy(copy), free(copy), NULL;
-    sigset_t all, before; /* signals are for the threads of Python */
-    sigfillset(&all);
-    copy->process = getpid();
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    copy->running = pthread_create(&copy->thread, NULL, run_copy, copy) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!copy->running) run_copy(copy);
+    if (!hand_over(copy)) {
+        Py_BEGIN_ALLOW_THREADS
+        run_copy(copy);
+        Py_END_ALLOW_THREADS
+    }
     return capsule;
 }
 
@@ -947,48 +1083,23 @@ end:
 }
 
 /* widen(tokens, inputs, labels, extra): each line of tokens but its last `extra`, and but its first, as int64. */
-#define WIDEN(type)                                                                                                    \
-    for (Py_ssize_t line = 0; line < lines; line++) {                                                                  \
-        const type *from = (const type *)tokens + line * (length + extra);                                             \
-        for (Py_ssize_t i = 0; i < length; i++) inputs[line * length + i] = (int64_t)from[i];                          \
-        for (Py_ssize_t i = 0; i < length; i++) labels[line * length + i] = (int64_t)from[i + extra];                  \
-    }
 static PyObject *widen(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t nargs) {
     if (!counted(nargs, 4)) return NULL;
-    Py_buffer view;
-    if (PyObject_GetBuffer(args[0], &view, PyBUF_CONTIG_RO | PyBUF_FORMAT) < 0) return NULL;
-    Arrays arrays = {.count = 0};
-    Py_ssize_t ninputs, nlabels, extra = PyLong_AsSsize_t(args[3]);
-    int64_t *inputs = array(&arrays, args[1], 8, 1, &ninputs),
-            *labels = inputs ? array(&arrays, args[2], 8, 1, &nlabels) : NULL;
-    int good = labels && view.ndim == 2 && extra >= 0 && !PyErr_Occurred();
-    Py_ssize_t lines = good ? view.shape[0] : 0, length = good ? view.shape[1] - extra : 0;
-    char kind = view.format && !view.format[1] ? view.format[0] : 0;
-    const void *tokens = view.buf;
-    if (!good || length < 0 || ninputs != lines * length || nlabels != ninputs || !kind ||
-        !strchr("bBhHiIlLqQ", kind)) {
-        PyBuffer_Release(&view);
-        return failed(&arrays, "widen: arrays of another shape or type");
+    Py_buffer tokens;
+    if (PyObject_GetBuffer(args[0], &tokens, PyBUF_CONTIG_RO | PyBUF_FORMAT) < 0) return NULL;
+    PyObject *wide = PyList_New(0);
+    Shifted shifted = {.count = 0};
+    int good = wide && PyList_Append(wide, args[1]) == 0 && PyList_Append(wide, args[2]) == 0 &&
+               open_shifted(&shifted, &tokens, wide, args[3]);
+    if (good) {
+        Py_BEGIN_ALLOW_THREADS
+        fill_shifted(&shifted, tokens.buf);
+        Py_END_ALLOW_THREADS
     }
-    int is_signed = strchr("bhilq", kind) != NULL;
-    Py_BEGIN_ALLOW_THREADS switch (view.itemsize * 2 + is_signed) {
-    case 2:
-        WIDEN(uint8_t) break;
-    case 3:
-        WIDEN(int8_t) break;
-    case 4:
-        WIDEN(uint16_t) break;
-    case 5:
-        WIDEN(int16_t) break;
-    case 8:
-        WIDEN(uint32_t) break;
-    case 9:
-        WIDEN(int32_t) break;
-    default:
-        WIDEN(int64_t) break;
-    }
-    Py_END_ALLOW_THREADS PyBuffer_Release(&view);
-    release(&arrays);
+    close_shifted(&shifted);
+    PyBuffer_Release(&tokens);
+    Py_XDECREF(wide);
+    if (!good) return NULL;
     Py_RETURN_NONE;
 }
 

@@ -8,7 +8,7 @@ would.
 import ctypes
 import os
 from collections.abc import Callable, Collection
-from functools import cache, partial
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -108,21 +108,24 @@ def copy_and_check(pieces: Ints, out: Bytes, sources: set[Source]) -> None:
         source.check()
 
 
-def start_copy(pieces: Ints, out: Bytes, sources: set[Source]) -> Callable[[], None]:
+def start_copy(pieces: Ints, out: Tokens, sources: set[Source], wide: list[Ints], extra: int) -> Callable[[], bool]:
     """`copy_and_check` that goes on meanwhile, if there is a kernel. Returns a function that waits for its end.
 
-    What the memory belongs to must be kept until then.
+    That function returns whether `wide` was filled from `out`: inputs and labels of one batch after the other, see
+    `Batch.shifted`. What the memory belongs to must be kept until then.
     """
-    kernel, unstamped = native.kernel, set(sources)
-    if kernel is None or system_copy() is None:
-        return partial(copy_and_check, pieces, out, sources)
-    started = kernel.start_copy(pieces, out, unstamped)
+    kernel, unstamped, whole = native.kernel, set(sources), out.reshape(-1).view(np.uint8)
+    started = None
+    if kernel is not None and system_copy() is not None:
+        started = kernel.start_copy(pieces, out, unstamped, wide, extra)
 
-    def end() -> None:
-        if not kernel.end_copy(started):
-            copy_and_check(pieces, out, sources)
+    def end() -> bool:
+        if kernel is None or started is None or not kernel.end_copy(started):
+            copy_and_check(pieces, whole, sources)
+            return False
         for source in unstamped:
             source.check()
+        return True
 
     return end
 

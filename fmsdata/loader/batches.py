@@ -101,11 +101,13 @@ class LocalBatchSource:
         batch_size: int,
         extra_tokens: int,
         filler: Chunk | None = None,
+        shifted: bool = False,
     ) -> None:
         self._lanes, self._turns = lanes, turns
         self._filler = filler  # the line that fills up the last batches of a finite pass
         self._batch_size, self._extra_tokens = batch_size, extra_tokens
         self._thread: int | None = None  # that reads
+        self._shifted = shifted  # whether the task needs `Batch.shifted`
         self._planned: PlannedRound | None = None
         self._round = 1  # batches that are read together
         self._round_number = 0
@@ -164,7 +166,7 @@ class LocalBatchSource:
                 raise
             self._failure = error
         try:
-            return taken, start_collecting([rows for rows, _, _ in taken], self._extra_tokens)
+            return taken, start_collecting([rows for rows, _, _ in taken], self._extra_tokens, shifted=self._shifted)
         except Exception as error:  # some of the batches may be good
             return taken, partial(_fail, error)
 

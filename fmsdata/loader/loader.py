@@ -371,6 +371,7 @@ class StatefulDataLoader:
             batch_size=self.batch_size,
             extra_tokens=self.task.extra_tokens,
             filler=filler,
+            shifted=isinstance(self.task, CausalLM),
         )
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ Tokens are copied here and only here.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -44,6 +44,7 @@ class Batch:
     _make_lines: Callable[[], Chunk]
     sources: Collection[str] = ()  # all sources of the run by name, sorted; their numbers are `source_ids`
     padding_segment: bool = False  # whether padding is a segment of its own
+    made: list[tuple[Ints, Ints]] = field(default_factory=list)  # what `shifted` returns, if it was made already
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -65,6 +66,18 @@ class Batch:
     def length(self) -> int:
         """How many tokens of each line the model sees."""
         return int(self.tokens.shape[1]) - self.extra_tokens
+
+    def shifted(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each line but its last `extra_tokens`, and each line but its first, as int64 tensors of their own."""
+        if self.made:
+            inputs, labels = self.made.pop()
+            return torch.from_numpy(inputs), torch.from_numpy(labels)
+        extra, tokens = self.extra_tokens, self.tokens
+        if native.kernel is None or not tokens.flags.c_contiguous or not tokens.dtype.isnative:
+            return widen(tokens[:, : self.length]), widen(tokens[:, extra:])
+        inputs, labels = (buffers().get((len(tokens), self.length)) for _ in range(2))
+        native.kernel.widen(tokens, inputs, labels, extra)
+        return torch.from_numpy(inputs), torch.from_numpy(labels)
 
     @cached_property
     def lines(self) -> Chunk:
@@ -176,16 +189,6 @@ def widen(tokens: npt.NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(copied)
 
 
-def widen_shifted(tokens: Tokens, extra: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each line but its last `extra` tokens, and each line but its first, as int64 tensors."""
-    shape = len(tokens), tokens.shape[1] - extra
-    if native.kernel is None or not tokens.flags.c_contiguous or not tokens.dtype.isnative:
-        return widen(tokens[:, : shape[1]]), widen(tokens[:, extra:])
-    inputs, labels = buffers().get(shape), buffers().get(shape)
-    native.kernel.widen(tokens, inputs, labels, extra)
-    return torch.from_numpy(inputs), torch.from_numpy(labels)
-
-
 def _document_ids(batch: Batch) -> torch.Tensor:
     return batch.seen(batch.document_numbers())
 
@@ -252,28 +255,39 @@ def check_outputs(names: Sequence[str]) -> None:
 
 def collect(rows: Sequence[Row], extra_tokens: int) -> Batch:
     """A batch of these lines."""
-    return collect_all([rows], extra_tokens)[0]
+    return start_collecting([rows], extra_tokens)()[0]
 
 
-def collect_all(batches: Sequence[Sequence[Row]], extra_tokens: int) -> list[Batch]:
-    """A batch of each of these lists of lines. All lines are copied together, if that is possible."""
-    return start_collecting(batches, extra_tokens)()
+def start_collecting(
+    batches: Sequence[Sequence[Row]], extra_tokens: int, *, shifted: bool = False
+) -> Callable[[], list[Batch]]:
+    """A function that returns a batch of each of these lists of lines, which are copied meanwhile.
 
-
-def start_collecting(batches: Sequence[Sequence[Row]], extra_tokens: int) -> Callable[[], list[Batch]]:
-    """A function that returns a batch of each of these lists of lines, which are copied meanwhile."""
+    With `shifted`, what `Batch.shifted` returns is made meanwhile, too.
+    """
     together = Gathering.of([row for rows in batches for row in rows])
     if together.pieces is None and len(batches) > 1:  # they may differ from batch to batch
         return lambda: [collect(rows, extra_tokens) for rows in batches]
+    lengths, length = list(map(len, batches)), together.length - extra_tokens
+    wide: list[Ints] = []
+    if shifted and native.kernel is not None and together.pieces is not None and length > 0:
+        wide = [buffers().get((lines, length)) for lines in lengths for _ in range(2)]
     tokens = buffers().tokens((len(together.rows), together.length), together.dtype)
-    wait = together.start_copy_to(tokens)
-    ends = [0, *accumulate(map(len, batches))]
+    wait = together.start_copy_to(tokens, wide, extra_tokens)
 
     def collected() -> list[Batch]:
-        wait()
+        pairs = list(zip(wide[::2], wide[1::2], strict=True)) if wait() else []
         return [
-            Batch(tokens[first:stop], together.padding[first:stop], extra_tokens, partial(lines_of, rows))
-            for rows, (first, stop) in zip(batches, pairwise(ends), strict=True)
+            Batch(
+                tokens[first:stop],
+                together.padding[first:stop],
+                extra_tokens,
+                partial(lines_of, rows),
+                made=pairs[which : which + 1],
+            )
+            for which, (rows, (first, stop)) in enumerate(
+                zip(batches, pairwise([0, *accumulate(lengths)]), strict=True)
+            )
         ]
 
     return collected
@@ -306,11 +320,16 @@ class Gathering(NamedTuple):
         length, dtype = _shape_of(rows)
         return cls(rows, length, dtype, [chunk.padding[row] for chunk, row in rows], None, set())
 
-    def start_copy_to(self, tokens: Tokens) -> Callable[[], Any]:
-        """Copy them meanwhile, if that is possible. The function that it returns waits for the end, as `copy_to`."""
-        if self.pieces is None:
-            return partial(self.copy_to, tokens)
-        return start_copy(self.pieces, tokens.reshape(-1).view(np.uint8), self.unchecked)
+    def start_copy_to(self, tokens: Tokens, wide: list[Ints], extra: int) -> Callable[[], bool]:
+        """Copy them meanwhile, if that is possible. Returns a function that waits, see `start_copy`."""
+        if self.pieces is not None:
+            return start_copy(self.pieces, tokens, self.unchecked, wide, extra)
+
+        def copy() -> bool:
+            self.copy_to(tokens)
+            return False
+
+        return copy
 
     def copy_to(self, tokens: Tokens) -> Tokens:
         """Copy them. Raises if a file is not what it was when it was mapped."""

@@ -8,7 +8,7 @@ from fmsdata.core.checks import flag, whole
 from fmsdata.core.wording import counted
 from fmsdata.errors import ConfigError
 from fmsdata.tasks.base import IGNORED
-from fmsdata.tasks.batch import Batch, widen_shifted
+from fmsdata.tasks.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class CausalLM:
         return not self.cross_documents
 
     def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
-        extra, length, tokens = self.extra_tokens, batch.length, batch.tokens
+        extra, length = self.extra_tokens, batch.length
         if max(self.prompt_len, 1 - extra) >= length:
             raise ConfigError(
                 f"prompt_len {self.prompt_len} leaves nothing to predict in lines of {counted(length, 'token')}"
                 if self.prompt_len
                 else "shift=False leaves nothing to predict in lines of 1 token; use a longer seq_len"
             )
-        inputs, labels = widen_shifted(tokens, extra)
+        inputs, labels = batch.shifted()
         if not self.cross_documents:
             line, position = batch.document_starts
             inside = position >= extra

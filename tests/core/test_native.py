@@ -26,7 +26,7 @@ from fmsdata.core.spans import BEGINS, BUFFER, COLUMNS, LENGTH, START, TAIL, Buf
 from fmsdata.errors import DataError, FmsdataError
 from fmsdata.stages.mixture.iterator import _merge
 from fmsdata.stages.pack.token_run import TokenRun
-from fmsdata.tasks.batch import collect, widen_shifted
+from fmsdata.tasks.batch import Batch, collect
 from tests.helpers import documents, write_source
 
 SEED = st.integers(0, 1 << 32)
@@ -112,7 +112,7 @@ def test_runs_are_cut(seed: int, data: st.DataObject) -> None:
 def test_lines_are_widened(dtype: str, lines: int, length: int, extra: int, seed: int) -> None:
     bits = np.random.default_rng(seed).integers(0, 256, (lines, (length + extra) * np.dtype(dtype).itemsize), np.uint8)
     tokens = bits.view(dtype)
-    compiled, python = both(lambda: widen_shifted(tokens, extra))
+    compiled, python = both(lambda: Batch(tokens, [0] * lines, extra, lambda: some_chunk(0)).shifted())
     for mine, theirs, part in zip(compiled, python, [tokens[:, :length], tokens[:, extra:]], strict=True):
         assert mine.dtype == torch.int64
         assert torch.equal(mine, theirs)
@@ -206,7 +206,7 @@ ARGUMENTS = {
     "table": "Ltnn",
     "locate": "Rits",
     "copy": "ebs",
-    "start_copy": "ebs",
+    "start_copy": "ensAi",
     "end_copy": "b",
     "widen": "nnni",
 }
@@ -244,7 +244,7 @@ def test_a_copy_that_was_started_is_not_waited_for_in_a_fork(kernel: Kernel) -> 
     """Neither when it is asked for there, nor when it is dropped there."""
     source, out = np.arange(1 << 22), np.zeros(1 << 22, np.int64)
     pieces = np.array([[source.ctypes.data, source.nbytes]])
-    started = kernel.start_copy(pieces, out.view(np.uint8), set())
+    started = kernel.start_copy(pieces, out, set(), [], 0)
     child = os.fork()
     if not child:
         ended = kernel.end_copy(started)
