@@ -722,7 +722,7 @@ static void fill_shifted(const Shifted *shifted, const void *tokens) {
 }
 
 /* A copy of memory, and then a check of the files that it is mapped from; then `shifted` is filled. */
-typedef struct {
+typedef struct Copy {
     Pieces pieces;
     Py_buffer out;
     Stamp *stamps;
@@ -733,6 +733,7 @@ typedef struct {
     int started; /* in another thread */
     int ended;
     pid_t process; /* that started it */
+    struct Copy *next;
 } Copy;
 
 /* Prepare a copy. What has a `stamp` leaves `sources`. Returns 0 with an exception. */
@@ -775,7 +776,7 @@ static void run_copy(Copy *copy) {
 static struct {
     pid_t process;
     int alive;
-    Copy *copy; /* that runs, or is the next to run */
+    Copy *first, *last; /* that wait or run */
     pthread_mutex_t lock;
     pthread_cond_t changed;
 } COPIER;
@@ -783,32 +784,33 @@ enum { IDLE_SECONDS = 1 };
 
 static void *run_copies(void *Py_UNUSED(argument)) {
     pthread_mutex_lock(&COPIER.lock);
-    for (int timeout = 0; COPIER.copy || !timeout;) {
-        if (COPIER.copy) {
-            Copy *copy = COPIER.copy;
+    for (int timeout = 0; COPIER.first || !timeout;) {
+        if (COPIER.first) {
+            Copy *copy = COPIER.first;
             pthread_mutex_unlock(&COPIER.lock);
             run_copy(copy);
             pthread_mutex_lock(&COPIER.lock);
-            copy->ended = 1;
-            COPIER.copy = NULL;
+            COPIER.first = copy->next;
+            copy->ended = 1; /* from here on it may be freed */
             pthread_cond_broadcast(&COPIER.changed);
+            continue;
         }
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_sec += IDLE_SECONDS;
-        while (!COPIER.copy && !timeout) timeout = pthread_cond_timedwait(&COPIER.changed, &COPIER.lock, &until);
+        while (!COPIER.first && !timeout) timeout = pthread_cond_timedwait(&COPIER.changed, &COPIER.lock, &until);
     }
     COPIER.alive = 0;
     pthread_mutex_unlock(&COPIER.lock);
     return NULL;
 }
 
-/* Run a copy in the thread. Returns 0 if it is at another copy, or can't be started. Called with the lock of Python. */
+/* Run a copy in the thread. Returns 0 if there is none. Called with the lock of Python. */
 static int hand_over(Copy *copy) {
     if (COPIER.process != getpid()) {
         pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
         pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-        COPIER.process = getpid(), COPIER.alive = 0, COPIER.copy = NULL;
+        COPIER.process = getpid(), COPIER.alive = 0, COPIER.first = NULL;
         COPIER.lock = lock, COPIER.changed = changed;
     }
     pthread_mutex_lock(&COPIER.lock);
@@ -824,10 +826,12 @@ static int hand_over(Copy *copy) {
         pthread_sigmask(SIG_SETMASK, &before, NULL);
         pthread_attr_destroy(&detached);
     }
-    copy->started = COPIER.alive && !COPIER.copy;
+    copy->started = COPIER.alive;
     if (copy->started) {
         copy->process = COPIER.process;
-        COPIER.copy = copy;
+        if (COPIER.first) COPIER.last->next = copy;
+        else COPIER.first = copy;
+        COPIER.last = copy;
         pthread_cond_broadcast(&COPIER.changed);
     }
     pthread_mutex_unlock(&COPIER.lock);

@@ -75,7 +75,7 @@ class Batch:
         extra, tokens = self.extra_tokens, self.tokens
         if native.kernel is None or not tokens.flags.c_contiguous or not tokens.dtype.isnative:
             return widen(tokens[:, : self.length]), widen(tokens[:, extra:])
-        inputs, labels = (buffers().get((len(tokens), self.length)) for _ in range(2))
+        inputs, labels = buffers().get((2, len(tokens), self.length))
         native.kernel.widen(tokens, inputs, labels, extra)
         return torch.from_numpy(inputs), torch.from_numpy(labels)
 
@@ -271,7 +271,7 @@ def start_collecting(
     lengths, length = list(map(len, batches)), together.length - extra_tokens
     wide: list[Ints] = []
     if shifted and native.kernel is not None and together.pieces is not None and length > 0:
-        wide = [buffers().get((lines, length)) for lines in lengths for _ in range(2)]
+        wide = [half for lines in lengths for half in buffers().get((2, lines, length))]
     tokens = buffers().tokens((len(together.rows), together.length), together.dtype)
     wait = together.start_copy_to(tokens, wide, extra_tokens)
 

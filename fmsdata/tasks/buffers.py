@@ -7,6 +7,7 @@ without a copy keeps a reference to its array: what a trainer still holds is nev
 
 import sys
 import threading
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from fmsdata.core.keys import Ints
 from fmsdata.core.tokens import Tokens
 
-KEPT = 32  # arrays of a shape, for each thread that makes batches
+KEPT = 64  # arrays of a shape, for each thread that makes batches
 KEPT_BYTES = 1 << 26  # of all arrays of a shape
 KEPT_TOKENS = 4  # arrays of tokens
 FREE = 3  # references to an array that is in no tensor: of the list, a variable and an argument
@@ -27,6 +28,7 @@ class Buffers:
     def __init__(self) -> None:
         self._shape: tuple[int, ...] = ()
         self._arrays: list[Ints] = []
+        self._next = 0  # behind the array that was returned last
         self._bytes: list[npt.NDArray[np.uint8]] = []
 
     def tokens(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Tokens:
@@ -43,9 +45,11 @@ class Buffers:
     def get(self, shape: tuple[int, ...]) -> Ints:
         """An array of this shape with any content."""
         if shape != self._shape:  # the shape of the batches has changed: the others are not needed any more
-            self._shape, self._arrays = shape, []
-        for array in self._arrays:
+            self._shape, self._arrays, self._next = shape, [], 0
+        for which in chain(range(self._next, len(self._arrays)), range(self._next)):  # the oldest is likely to be free
+            array = self._arrays[which]
             if sys.getrefcount(array) == FREE:
+                self._next = which + 1
                 return array
         array = np.empty(shape, np.int64)
         if len(self._arrays) < KEPT and (len(self._arrays) + 1) * array.nbytes <= KEPT_BYTES:
