@@ -469,6 +469,8 @@ class StatefulDataLoader:
         saved = self.data.resume(state, self._mine)
         lanes = saved.data.start(self._mine, saved.lanes)
         self._stop_engine()
+        if self._pass is not None and saved.data is not self.data:
+            self._pass = PassEnd(saved.data, self.evaluation_samples, self.checkpoint)
         self.data = saved.data
         self._start_at(saved.step, saved.history, lanes)
         self._pipeline = saved.pipeline
@@ -512,7 +514,8 @@ class StatefulDataLoader:
 
     def _load(self, states: Sequence[State]) -> None:
         """Resume from states of the checkpoint folder."""
-        self.load_state_dict(states)
+        lanes = self.data.lanes_to_load(states[0], self._mine)
+        self.load_state_dict(states if lanes is self._mine else self._saving.folder.read(states[0]["step"], lanes))
         self._saving.begin(self._positions)
 
     def _at_end(self) -> bool:

@@ -32,13 +32,14 @@ from fmsdata.core.wording import counted, shown
 from fmsdata.errors import ConfigError, StateError
 from fmsdata.planning.schedule import Segment
 from fmsdata.prefetch.open_files import OpenFiles
+from fmsdata.run.appended import take_up, unread
 from fmsdata.run.edits import edit_between
 from fmsdata.run.finite import PlanInBackground, check_finite
 from fmsdata.run.gather import gather_state
 from fmsdata.run.lanes import Lanes, restoring
 from fmsdata.run.ranks import Ranks
 from fmsdata.run.samples import Samples
-from fmsdata.run.settled import with_windows_of
+from fmsdata.run.settled import as_saved, with_shards_of
 from fmsdata.run.shared_numbers import SharedNumbers
 from fmsdata.run.shares import source_sizes
 from fmsdata.run.state import unpack_states
@@ -46,6 +47,10 @@ from fmsdata.run.wrappers import refuse_to_save, refuse_wrappers
 from fmsdata.storage.location import Location
 from fmsdata.storage.mapped import Versions
 
+NOT_TAKEN_UP = (
+    "shards were appended to source %s, and are not read: where to begin follows from the states of all lanes, and these "
+    "are of some; load the list of the states of all ranks, or one that was saved with state_dict(gather=True)"
+)
 log = logging.getLogger("fmsdata")
 
 
@@ -150,16 +155,19 @@ class Rescalable(IterableDataset[Item]):
         """Start to read some of the lanes, or resume from their states."""
         return Lanes(self, list(lanes), states, host)
 
-    def resume(
-        self, states: State | Sequence[State], lanes: Sequence[int], windows_of: State | None = None
-    ) -> "Resumed":
+    def resume(self, states: State | Sequence[State], lanes: Sequence[int], later: State | None = None) -> "Resumed":
         """What some of the lanes resume from, converted to the pipeline as it is now.
 
-        Windows that were left to choose are those of the saved pipeline, or of `windows_of`.
+        What was left to choose is as in the saved pipeline, and appended shards are taken up if the
+        states of all lanes are there. With `later`, a pipeline that the run had afterwards, everything
+        is as in that.
         """
         saved = unpack_states(states, self.description, lanes)
-        data = with_windows_of(self, windows_of or saved.pipeline)
-        edit = edit_between(saved.pipeline, json.loads(data.fingerprint), data.lines, saved.step)
+        pipeline = saved.pipeline
+        if later is not None:
+            pipeline = {**pipeline, "lines": with_shards_of(pipeline.get("lines"), later.get("lines"))}
+        data = as_saved(self, later or pipeline)
+        edit = edit_between(pipeline, json.loads(data.fingerprint), data.lines, saved.step)
         if self.epochs is not None and edit.changes:
             raise StateError(
                 f"a finite pass can't be edited, because its length was planned: {'; '.join(edit.changes)}; undo that, "
@@ -171,14 +179,41 @@ class Rescalable(IterableDataset[Item]):
             with restoring(lane):
                 return edit.convert(replace(data.lane(lane, host), marks=True), state)
 
+        states_now = {lane: converted(lane, state) for lane, state in saved.lanes.items()}
+        changes = edit.changes
+        if later is None and data.has_appended:
+            if self._all_lanes_in(states):
+                every = unpack_states(states, self.description, range(self.lanes))
+                data, taken_up = take_up(data, edit.before, every.lanes, pipeline.get("removed", {}))
+                changes = changes + taken_up
+            elif 0 in lanes:
+                log.warning(NOT_TAKEN_UP, ", ".join(map(repr, unread(data.lines))))
         return Resumed(
             saved.step,
             saved.history,
-            json.dumps(edit.pipeline),
-            edit.changes,
-            {lane: converted(lane, state) for lane, state in saved.lanes.items()},
+            json.dumps({**edit.pipeline, "lines": data.description["lines"]}),
+            changes,
+            states_now,
             data,
         )
+
+    def lanes_to_load(self, state: State, lanes: Sequence[int]) -> Sequence[int]:
+        """The lanes whose states a process needs that reads some of them: all, if it takes up appended shards."""
+        pipeline = unpack_states(state, self.description, ()).pipeline
+        return range(self.lanes) if as_saved(self, pipeline).has_appended else lanes
+
+    @property
+    def has_appended(self) -> bool:
+        """Whether there are appended shards that the run does not read yet. A finite pass never does."""
+        return self.epochs is None and bool(unread(self.lines))
+
+    def _all_lanes_in(self, states: State | Sequence[State]) -> bool:
+        many = [states] if isinstance(states, Mapping) else states
+        return {int(lane) for state in many for lane in state["lanes"]} >= set(range(self.lanes))
+
+    def forget_plans(self) -> None:
+        """Plan finite passes again when they are needed."""
+        self._plans = {}
 
     def describe(self) -> State:
         """Everything that the order and the content of the stream depend on, as plain data."""
