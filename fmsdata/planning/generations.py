@@ -134,16 +134,12 @@ def tokens_in(counts: Counts, timeline: Timeline, epochs: float) -> float:
     return math.fsum(size * (stop - start) for size, (start, stop) in zip(sizes, pairwise(begins), strict=True))
 
 
-def epochs_in(counts: Counts, timeline: Timeline, tokens: float) -> float:
-    """How many epochs of a source have this many tokens: the reverse of `tokens_in`."""
-    for switch, following in pairwise(timeline):
-        before = tokens_in(counts, timeline, switch.epoch)
-        size = int(counts.until(switch.generation).tokens.sum())
-        if tokens < before + (following.epoch - switch.epoch) * size:
-            return switch.epoch + (tokens - before) / size
-    first = timeline[-1].epoch if timeline else 0
-    size = int((counts.until(timeline[-1].generation) if timeline else counts).tokens.sum())
-    return first + (tokens - tokens_in(counts, timeline, first)) / max(1, size)
+def earlier_epochs(counts: Counts, timeline: Timeline) -> tuple[tuple[int, int], ...]:
+    """How many epochs have how many tokens, before those of the newest generation."""
+    return tuple(
+        (later.epoch - switch.epoch, int(counts.until(switch.generation).tokens.sum()))
+        for switch, later in pairwise(timeline)
+    )
 
 
 def _entries(saved: Mapping[str, Any]) -> Sequence[tuple[int, int, str]]:
@@ -154,4 +150,4 @@ def _entries(saved: Mapping[str, Any]) -> Sequence[tuple[int, int, str]]:
     epochs = [entry[0] for entry in listed]
     if not all(map(is_count, epochs)) or epochs[:1] != [0] or (np.diff(epochs) <= 0).any():
         return []
-    return [(epoch, number, digest) for epoch, number, digest in listed]
+    return [(epoch, number, str(digest)) for epoch, number, digest in listed if is_count(number)]

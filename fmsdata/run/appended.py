@@ -9,8 +9,7 @@ All of that follows from the states of all lanes. A process that has only some o
 the shards that the run has read until now.
 """
 
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,19 +49,17 @@ def unread(lines: Stage) -> dict[str, ShardReader]:
     }
 
 
-def take_up(data: "Rescalable", before: Stage, lanes: Mapping[int, State], returned: Collection[str] = ()) -> TakenUp:
+def take_up(data: "Rescalable", before: Stage, lanes: Mapping[int, State]) -> TakenUp:
     """Let all appended shards be read from the next epoch of their source on.
 
-    `before` is the pipeline that `lanes`, the states of all lanes, were saved with. `returned` are
-    sources that it had not, and whose positions are in the states.
+    `before` is the pipeline that `lanes`, the states of all lanes, were saved with.
     """
-    readers = unread(data.lines)
-    furthest = _furthest(data, before, lanes)
-    for name in readers.keys() & set(returned):
-        plan = readers[name].plan(data.lanes)
+    readers, read = unread(data.lines), _furthest(data, before, lanes)
+    switches = {}
+    for name, reader in readers.items():
+        plan = reader.plan(data.lanes)
         indices = (lane + place * data.lanes for lane, state in lanes.items() for place in _places(state, name))
-        furthest[name] = max((plan.at(index).epoch for index in indices), default=0)
-    switches = {name: 1 + furthest[name] for name in readers if name in furthest}
+        switches[name] = 1 + max([read.get(name, 0), *(plan.at(index).epoch for index in indices)])
     described = _with_switches(data.lines.describe(), readers, switches)
     changes = [
         f"source {name!r} reads {counted(readers[name].appended, 'appended shard')} from epoch {epoch} on"
@@ -87,7 +84,7 @@ def _furthest(data: "Rescalable", before: Stage, lanes: Mapping[int, State]) -> 
     try:
         opened = []
         for index, state in lanes.items():
-            lane = replace(data.lane(index, host), only_plans=False)
+            lane = replace(data.lane(index, host), only_plans=False, frugal=True, marks=True)
             with restoring(index):
                 taken = lines_taken(state, before, data.lanes)[1]
                 opened.append((taken, before.open(lane, part(state, "anchor"))))
@@ -102,11 +99,17 @@ def _furthest(data: "Rescalable", before: Stage, lanes: Mapping[int, State]) -> 
 
 
 def _places(state: State, source: str) -> Iterator[int]:
-    """The next block of a source that was removed from the mix, in each of its readers."""
-    mixture: Any = state.get("anchor")
-    while isinstance(mixture, Mapping) and "sources" not in mixture:
-        mixture = mixture.get("below")
-    pending = [] if mixture is None else [mixture["sources"].get(source)]
+    """The next block of a source, according to a state.
+
+    A lane with leftovers opens the source further back, and a lane where the source was removed does not open it.
+    """
+    found: Any = state.get("anchor")
+    while isinstance(found, Mapping) and "sources" not in found and "below" in found:
+        found = found["below"]
+    if isinstance(found, Mapping) and isinstance(mixed := found.get("sources"), Mapping):
+        pending = [mixed[name] for name in mixed if source == name or source.startswith(f"{name}/")]
+    else:
+        pending = [found]
     while pending:
         found = pending.pop()
         if isinstance(found, Mapping):
@@ -150,10 +153,8 @@ class _NotedBlocks:
     @property
     def epoch(self) -> int:
         """The epoch that the lane is in."""
-        order, place = self._order, self._place
-        if place < 0:  # the source has ended
-            place = 0 if math.isinf(order.places) else max(0, int(order.places) - 1)
-        return order.plan.at(order.lane + place * order.lanes).epoch
+        order = self._order
+        return 0 if self._place < 0 else order.plan.at(order.lane + self._place * order.lanes).epoch
 
     def start(self, place: int) -> None:
         self._place = max(self._place, place)

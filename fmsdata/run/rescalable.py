@@ -41,15 +41,15 @@ from fmsdata.run.ranks import Ranks
 from fmsdata.run.samples import Samples
 from fmsdata.run.settled import as_saved, with_shards_of
 from fmsdata.run.shared_numbers import SharedNumbers
-from fmsdata.run.shares import source_sizes
+from fmsdata.run.shares import earlier_epochs, source_sizes
 from fmsdata.run.state import unpack_states
 from fmsdata.run.wrappers import refuse_to_save, refuse_wrappers
 from fmsdata.storage.location import Location
 from fmsdata.storage.mapped import Versions
 
 NOT_TAKEN_UP = (
-    "shards were appended to source %s, and are not read: where to begin follows from the states of all lanes, and these "
-    "are of some; load the list of the states of all ranks, or one that was saved with state_dict(gather=True)"
+    "shards were appended to source %s, and are not read: where to begin follows from the states of all lanes, and "
+    "these are of some; load the list of the states of all ranks, or one that was saved with state_dict(gather=True)"
 )
 log = logging.getLogger("fmsdata")
 
@@ -184,7 +184,7 @@ class Rescalable(IterableDataset[Item]):
         if later is None and data.has_appended:
             if self._all_lanes_in(states):
                 every = unpack_states(states, self.description, range(self.lanes))
-                data, taken_up = take_up(data, edit.before, every.lanes, pipeline.get("removed", {}))
+                data, taken_up = take_up(data, edit.before, every.lanes)
                 changes = changes + taken_up
             elif 0 in lanes:
                 log.warning(NOT_TAKEN_UP, ", ".join(map(repr, unread(data.lines))))
@@ -245,6 +245,11 @@ class Rescalable(IterableDataset[Item]):
     def source_sizes(self) -> dict[str, int]:
         """The names of all sources, sorted, and the tokens of one epoch of each."""
         return source_sizes(self.lines)
+
+    @cached_property
+    def earlier_epochs(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """Of sources that have grown: how many epochs had how many tokens before."""
+        return earlier_epochs(self.lines)
 
     @cached_property
     def columns(self) -> dict[str, int]:

@@ -32,7 +32,7 @@ from fmsdata.planning.blocks import BlockPlan
 from fmsdata.planning.generations import (
     Timeline,
     describe_timeline,
-    epochs_in,
+    earlier_epochs,
     extended,
     plan_blocks,
     saved_timeline,
@@ -199,9 +199,9 @@ class ShardReader(Stage):
             return math.inf
         return tokens_in(self._files.counts, self.timeline, float(self.max_epochs))
 
-    def epochs_in(self, tokens: float) -> float:
-        """How many epochs have this many tokens."""
-        return epochs_in(self._files.counts, self.timeline, tokens)
+    def earlier_epochs(self) -> tuple[tuple[int, int], ...]:
+        """How many epochs have how many tokens, before those with all shards."""
+        return earlier_epochs(self._files.counts, self.timeline)
 
     def source_name(self) -> str:
         return self.name
