@@ -22,6 +22,7 @@ from fmsdata.core.stage import Stage
 from fmsdata.core.state import State, is_count, part
 from fmsdata.core.tokens import StoredTokens
 from fmsdata.core.wording import counted
+from fmsdata.planning.generations import describe_timeline, extended
 from fmsdata.planning.lane_order import LaneOrder
 from fmsdata.prefetch.open_files import OpenFiles
 from fmsdata.prefetch.shard_files import ShardFiles
@@ -74,8 +75,14 @@ def _with_switches(description: Any, readers: Mapping[str, ShardReader], switche
         return description
     name = str(description.get("source"))
     if description.get("stage") == "ShardReader" and name in switches:
-        return {**description, **readers[name].describe_with_appended(switches[name])}
+        return {**description, **_appended(readers[name], switches[name])}
     return {key: _with_switches(value, readers, switches) for key, value in description.items()}
+
+
+def _appended(reader: ShardReader, epoch: int) -> State:
+    """What the description of a source says that reads all shards from this epoch on."""
+    counts = reader.shard_files.counts
+    return describe_timeline(counts, extended(reader.timeline, epoch, counts.newest))
 
 
 def _furthest(data: "Rescalable", before: Stage, lanes: Mapping[int, State]) -> dict[str, int]:

@@ -101,7 +101,9 @@ def _append(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     before, after = saved.get("shards"), now["shards"]
     if not isinstance(before, int) or before >= after or now.get("column") != saved.get("column") or "files" in now:
         return ""
-    return ". If shards were only added, run `fmsdata index --append` to read them from the next epoch on"
+    return (
+        " (if shards were only added, run `fmsdata index --append`: it lets the run read them from the next epoch on)"
+    )
 
 
 def _in_words(phases: Sequence[State]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fmsdata.core.lane import full_name
 from fmsdata.core.stage import Stage
+from fmsdata.planning import generations
 from fmsdata.stages.mixture import Mixture
 from fmsdata.stages.shard_reader import ShardReader
 
@@ -37,7 +38,11 @@ def source_sizes(stage: Stage) -> dict[str, int]:
 def earlier_epochs(stage: Stage) -> dict[str, tuple[tuple[int, int], ...]]:
     """Of sources that have grown in the run, by full name: how many epochs had how many tokens before."""
     readers = ((leaf.name, leaf.top) for leaf in leaves(stage))
-    return {name: reader.earlier_epochs() for name, reader in readers if isinstance(reader, ShardReader)}
+    return {
+        name: generations.earlier_epochs(reader.shard_files.counts, reader.timeline)
+        for name, reader in readers
+        if isinstance(reader, ShardReader)
+    }
 
 
 def planned_shares(data: "Rescalable", begin: float, end: float) -> dict[str, float]:

@@ -29,15 +29,7 @@ from fmsdata.corpus.counts import open_source
 from fmsdata.corpus.selection import SourcePath, locate
 from fmsdata.errors import ConfigError, DataError, StateError
 from fmsdata.planning.blocks import BlockPlan
-from fmsdata.planning.generations import (
-    Timeline,
-    describe_timeline,
-    earlier_epochs,
-    extended,
-    plan_blocks,
-    saved_timeline,
-    tokens_in,
-)
+from fmsdata.planning.generations import Timeline, describe_timeline, plan_blocks, saved_timeline, tokens_in
 from fmsdata.planning.lane_order import LaneOrder, PlannedBlocks
 from fmsdata.prefetch.open_files import OpenFiles
 from fmsdata.prefetch.shard_files import ShardFiles
@@ -168,11 +160,6 @@ class ShardReader(Stage):
         """The number of shards that were appended for running states, and that no epoch reads yet."""
         return self._files.counts.number - self.counts.number
 
-    def describe_with_appended(self, epoch: int) -> State:
-        """What a description says of the shards, if all of them are read from this epoch on."""
-        counts = self._files.counts
-        return describe_timeline(counts, extended(self.timeline, epoch, counts.newest))
-
     def with_max_epochs(self, max_epochs: float | None) -> "ShardReader":
         """The same source with a different end."""
         reader = copy.copy(self)
@@ -198,10 +185,6 @@ class ShardReader(Stage):
         if self.max_epochs is None:
             return math.inf
         return tokens_in(self._files.counts, self.timeline, float(self.max_epochs))
-
-    def earlier_epochs(self) -> tuple[tuple[int, int], ...]:
-        """How many epochs have how many tokens, before those with all shards."""
-        return earlier_epochs(self._files.counts, self.timeline)
 
     def source_name(self) -> str:
         return self.name

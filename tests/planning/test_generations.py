@@ -85,7 +85,7 @@ def test_each_epoch_has_each_block_of_its_generation_once(
     found = read(plan_blocks(counts, timeline, lanes, BLOCK), lanes, 8, dense=dense)
     assert sorted(found) == list(range(8))
     for epoch, blocks in found.items():
-        generation = max((switch for switch in timeline if switch.epoch <= epoch)).generation
+        generation = max(switch for switch in timeline if switch.epoch <= epoch).generation
         assert blocks == blocks_of(cut_blocks(counts.until(generation), lanes, BLOCK))
         documents: Counter[int] = Counter()
         for (shard, first, stop), times in blocks.items():
