@@ -37,9 +37,9 @@ def index(
     Of Arrow shards, the manifest FOLDER/meta/fmsdata-manifest.ipc is written too, from which runs plan
     without listing the folder. Shards that have not changed since are not counted again.
 
-    With --append, runs that have begun may resume with the shards that are new: each source goes on
-    with the next epoch that no lane has begun. A shard that changed or is gone is then an error, and
-    nothing is written. Without it, a run whose source has new shards is refused.
+    With --append, a run that has begun resumes with the new Arrow shards: it reads them from the next
+    epoch of their source on. A shard that changed or is gone is an error, and nothing is written.
+    Without --append, a run does not resume if one of its sources has new shards.
 
     Counts of other programs in that folder are compared and left as they are, unless you give
     --replace.
@@ -62,7 +62,7 @@ def index(
         holds = f"{counted(done.rows, 'shard')}, {counted(done.documents, 'document')}, {counted(done.tokens, 'token')}"
         say(f"wrote {done.file}: {holds}" if done.written else f"{done.file} is up to date: {holds}")
     if append and done.added:
-        say(f"appended {counted(done.added, 'shard')}: runs read them from the next epoch of their source on")
+        say(f"appended {counted(done.added, 'shard')}, for runs to read from the next epoch of the source on")
     if done.manifest is not None:
         say(f"wrote {done.manifest}, from which runs plan without listing the folder")
     if text := done.text:

@@ -143,10 +143,11 @@ class Manifest:
         if self.names.null_count or not pc.all(pc.less(self.names[:-1], self.names[1:]), min_count=0).as_py():
             raise Truncated("its names are not in order")
         numbers = [_numbers(batch.column(name)) for name in NUMBERS]
-        if any(len(column) and column.min() < 0 for column in numbers):
-            raise Truncated("a number is negative")
         self.sizes, self.documents, self.tokens = numbers
         self.generations = _numbers(batch.column("generation")) if columns.equals(GROWN) else None
+        counts = [*numbers, *([] if self.generations is None else [self.generations])]
+        if any(len(column) and column.min() < 0 for column in counts):
+            raise Truncated("a number is negative")
         self.appended = int(metadata.get(b"appended", b"0"))  # the last generation that running states may take up
         made = json.loads(metadata[b"corpus"])
         self.corpus = Corpus(

@@ -9,13 +9,15 @@ All of that follows from the states of all lanes. A process that has only some o
 the shards that the run has read until now.
 """
 
+import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmsdata.core.blocks import Address, Block, LaneBlocks, Located
-from fmsdata.core.iterator import Exhausted
+from fmsdata.core.iterator import Exhausted, StageIterator
 from fmsdata.core.keys import Ints
 from fmsdata.core.lane import Lane
 from fmsdata.core.stage import Stage
@@ -34,6 +36,8 @@ from fmsdata.stages.shard_reader import ShardReader
 
 if TYPE_CHECKING:
     from fmsdata.run.rescalable import Rescalable
+
+log = logging.getLogger("fmsdata")
 
 
 class TakenUp(NamedTuple):
@@ -55,7 +59,9 @@ def take_up(data: "Rescalable", before: Stage, lanes: Mapping[int, State]) -> Ta
 
     `before` is the pipeline that `lanes`, the states of all lanes, were saved with.
     """
-    readers, read = unread(data.lines), _furthest(data, before, lanes)
+    readers = unread(data.lines)
+    log.info("shards were appended to %s: planning the lines in progress of all lanes", ", ".join(readers))
+    read = _furthest(data, before, lanes)
     switches = {}
     for name, reader in readers.items():
         plan = reader.plan(data.lanes)
@@ -89,20 +95,25 @@ def _furthest(data: "Rescalable", before: Stage, lanes: Mapping[int, State]) -> 
     """The furthest epoch of each source that any lane is in, at the end of the lines that it has in progress."""
     host = _NotingHost(data)
     try:
-        opened = []
+        opened: deque[tuple[int, StageIterator]] = deque()
         for index, state in lanes.items():
             lane = replace(data.lane(index, host), only_plans=False, frugal=True, marks=True)
             with restoring(index):
                 taken = lines_taken(state, before, data.lanes)[1]
                 opened.append((taken, before.open(lane, part(state, "anchor"))))
-        for taken, iterator in opened:
-            planned = 0
-            with suppress(Exhausted):
-                while planned < max(1, taken):
-                    planned += len(iterator.read())
+        while opened:  # one after the other, so that each gives back what it holds
+            _plan_again(*opened.popleft())
         return host.furthest()
     finally:
         host.close()
+
+
+def _plan_again(lines: int, iterator: StageIterator) -> None:
+    """Plan the chunk in progress, of which this many lines were taken, or the next one."""
+    planned = 0
+    with suppress(Exhausted):
+        while planned < max(1, lines):
+            planned += len(iterator.read())
 
 
 def _places(state: State, source: str) -> Iterator[int]:

