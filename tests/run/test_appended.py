@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,10 @@ from hypothesis import strategies as st
 
 import fmsdata
 from fmsdata import testing
+from fmsdata.core.chunk import Chunk
+from fmsdata.core.iterator import Cursor, StageIterator
+from fmsdata.core.lane import Lane
+from fmsdata.core.state import State
 from fmsdata.corpus.counts import read_counts
 from fmsdata.corpus.index import index_corpus
 from fmsdata.corpus.manifest import FILE
@@ -592,3 +597,94 @@ def _check_alone(run: Run) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(testing, "stored_documents", lambda _: {})
         check({"web": [{"part-0.arrow"}]}, {"web": [0]})
+
+
+class Pairs(fmsdata.Stage):
+    """A stage with an iterator of its own, that reads two documents at a time, further than its state says."""
+
+    def open(self, lane: Lane, state: State | None = None) -> StageIterator:
+        return _PairsIterator(self, lane, state)
+
+    def only_plans(self) -> bool:
+        return True
+
+
+class _PairsIterator(StageIterator):
+    def __init__(self, stage: Pairs, lane: Lane, state: State | None) -> None:
+        self._below = Cursor(stage.below.open(lane, None if state is None else state["below"]))
+        self._anchor, self._skip = self._below.state(), 0 if state is None else int(state["skip"])
+        self._size = 0
+
+    def read(self) -> Chunk:
+        if self._size:
+            self._anchor, self._skip = self._below.state(), 0
+        pair = self._below.take(2)
+        self._size = len(pair)
+        return pair.take(np.arange(len(pair))[::-1][self._skip :])
+
+    def state(self, taken: int) -> State:
+        if taken and self._skip + taken == self._size:
+            return {"skip": 0, "below": self._below.state()}
+        return {"skip": self._skip + taken, "below": self._anchor}
+
+
+def nested(root: Path) -> fmsdata.Stage:
+    web, wiki = (fmsdata.ShardReader(root / name) for name in SOURCES)
+    inner = fmsdata.Mixture({"web": web}, {"web": 1})
+    return fmsdata.Mixture({"english": inner, "wiki": wiki}, {"english": 7, "wiki": 3})
+
+
+PIPELINES: dict[str, Callable[[Path], fmsdata.Stage]] = {
+    "one reader": lambda root: fmsdata.Pack(fmsdata.ShardReader(root / "web"), seq_len=17),
+    "documents shuffled below the packer": lambda root: fmsdata.Pack(
+        fmsdata.Shuffle(fmsdata.ShardReader(root / "web"), window=7), seq_len=17
+    ),
+    "documents shuffled below the mixture": lambda root: fmsdata.Pack(
+        fmsdata.Mixture({"web": fmsdata.Shuffle(fmsdata.ShardReader(root / "web"), window=7)}, {"web": 1}), seq_len=17
+    ),
+    "a mixture in a mixture": lambda root: fmsdata.Shuffle(fmsdata.Pack(nested(root), seq_len=17), window=5),
+    "a stage of the user's own": lambda root: fmsdata.Pack(Pairs(fmsdata.ShardReader(root / "web")), seq_len=17),
+    "below the mixture": lambda root: fmsdata.Pack(
+        fmsdata.Mixture({"web": Pairs(fmsdata.ShardReader(root / "web"))}, {"web": 1}), seq_len=17
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("steps", [0, 37, 50, 101])
+def test_any_pipeline_grows(root: Path, name: str, steps: int) -> None:
+    """Whatever is between the reader and the lines, what a lane has begun to read does not change."""
+    run = Run(root)
+
+    def loader() -> fmsdata.StatefulDataLoader:
+        data = fmsdata.Rescalable(PIPELINES[name](root), lanes=5, seed=3)
+        return fmsdata.StatefulDataLoader(data, batch_size=1, outputs=["provenance", "epochs"], rank=0, world_size=1)
+
+    before = loader()
+    for batch in islice(before, steps):
+        run._look(batch)
+    state = before.state_dict()
+    append(root, "web", "a", 30)
+    index_corpus(root, append=True)
+    after = loader()
+    after.load_state_dict(state)
+    (found,) = re.findall(r'"generations": (\[\[.*?\]\])', after.state_dict()["pipeline"])
+    switch = json.loads(found)[1][0]
+    for batch in islice(after, 150 + 60 * switch):
+        run._look(batch)
+    shards = {"web": [names(root, "web") - {"a.arrow"}, names(root, "web")]}
+    assert switch > 0
+    for (source, epoch), some in run.seen.items():
+        if source == "wiki":
+            continue
+        for document, spans in some.items():
+            assert document[1] in shards["web"][epoch >= switch], (document, epoch, switch)
+            for (_, stop), (start, _) in pairwise(sorted(spans)):
+                assert start >= stop
+    stored = testing.stored_documents({"web": root / "web"})
+    web = next(source for source, _ in run.seen if source != "wiki")
+    for (_, shard, number), tokens in stored.items():
+        for epoch in range(switch + 1):
+            if shard in shards["web"][epoch >= switch]:
+                spans = run.seen[web, epoch].get((web, shard, number), [])
+                assert sum(stop - start for start, stop in spans) == len(tokens), (shard, number, epoch, spans)
