@@ -514,8 +514,9 @@ class StatefulDataLoader:
 
     def _load(self, states: Sequence[State]) -> None:
         """Resume from states of the checkpoint folder."""
-        lanes = self.data.lanes_to_load(states[0], self._mine)
-        self.load_state_dict(states if lanes is self._mine else self._saving.folder.read(states[0]["step"], lanes))
+        if self.data.needs_all_lanes(states[0]):
+            states = self._saving.folder.read(states[0]["step"], range(self.data.lanes))
+        self.load_state_dict(states)
         self._saving.begin(self._positions)
 
     def _at_end(self) -> bool:

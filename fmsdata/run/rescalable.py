@@ -47,10 +47,6 @@ from fmsdata.run.wrappers import refuse_to_save, refuse_wrappers
 from fmsdata.storage.location import Location
 from fmsdata.storage.mapped import Versions
 
-NOT_TAKEN_UP = (
-    "shards were appended to source %s, and are not read: where to begin follows from the states of all lanes, and "
-    "these are of some; load the list of the states of all ranks, or one that was saved with state_dict(gather=True)"
-)
 log = logging.getLogger("fmsdata")
 
 
@@ -94,7 +90,7 @@ class Rescalable(IterableDataset[Item]):
         self._plans: dict[int | None, PlanInBackground] = {}  # of the whole pass, or of its first samples
         self.versions = Versions()  # of the files that were read, in any process
         self._newest: Samples | None = None  # the iteration whose state is that of this dataset
-        self._loaded: list[State] | None = None  # the states that iterations start from
+        self._loaded: State | list[State] | None = None  # the states that iterations start from
         self._sent: _SentRanks | None = None  # from the process that sent this dataset here
         self._wrapper: str | None = None  # what reads the newest iteration ahead of the trainer
         self._next_wrapper: str | None = None  # the same for the next iteration
@@ -186,8 +182,8 @@ class Rescalable(IterableDataset[Item]):
                 every = unpack_states(states, self.description, range(self.lanes))
                 data, taken_up = take_up(data, edit.before, every.lanes)
                 changes = changes + taken_up
-            elif 0 in lanes:
-                log.warning(NOT_TAKEN_UP, ", ".join(map(repr, unread(data.lines))))
+            else:
+                self._without_appended(states, lanes, ", ".join(map(repr, unread(data.lines))))
         return Resumed(
             saved.step,
             saved.history,
@@ -197,10 +193,10 @@ class Rescalable(IterableDataset[Item]):
             data,
         )
 
-    def lanes_to_load(self, state: State, lanes: Sequence[int]) -> Sequence[int]:
-        """The lanes whose states a process needs that reads some of them: all, if it takes up appended shards."""
-        pipeline = unpack_states(state, self.description, ()).pipeline
-        return range(self.lanes) if as_saved(self, pipeline).has_appended else lanes
+    def needs_all_lanes(self, state: State) -> bool:
+        """Whether lanes resume from the states of all of them: appended shards are to be taken up."""
+        saved = unpack_states(state, self.description, ())
+        return as_saved(self, saved.pipeline).has_appended
 
     @property
     def has_appended(self) -> bool:
@@ -210,6 +206,17 @@ class Rescalable(IterableDataset[Item]):
     def _all_lanes_in(self, states: State | Sequence[State]) -> bool:
         many = [states] if isinstance(states, Mapping) else states
         return {int(lane) for state in many for lane in state["lanes"]} >= set(range(self.lanes))
+
+    def _without_appended(self, states: State | Sequence[State], lanes: Sequence[int], sources: str) -> None:
+        """Go on with the shards of before. All ranks must do that, so a list of some of the states is refused."""
+        text = (
+            f"shards were appended to source {sources}, and where to begin with them follows from the states of all "
+            "lanes; load the list of the states of all ranks, or one that was saved with state_dict(gather=True)"
+        )
+        if not isinstance(states, Mapping):
+            raise StateError(f"{text}: these are of some of them")
+        if 0 in lanes:
+            log.warning("%s: this is that of one rank, which goes on with the shards of before", text)
 
     def forget_plans(self) -> None:
         """Plan finite passes again when they are needed."""
@@ -320,7 +327,7 @@ class Rescalable(IterableDataset[Item]):
     def load_state_dict(self, state: State | Sequence[State]) -> None:
         """Begin iterations at a state: that of one rank, or the list of those of all ranks."""
         self._open(state).log_changes()  # raises if the state does not belong here
-        self._loaded = copy.deepcopy([state] if isinstance(state, Mapping) else list(state))
+        self._loaded = copy.deepcopy(state if isinstance(state, Mapping) else list(state))
         self._newest, self._wrapper = None, None
         self._have_workers[os.getpid()] = 0
         if get_worker_info() is None:

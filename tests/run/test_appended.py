@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fmsdata
-from fmsdata import testing
+from fmsdata import testing, train_state
 from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import Cursor, StageIterator
 from fmsdata.core.lane import Lane
@@ -270,12 +270,41 @@ def test_one_rank_alone_goes_on_with_the_shards_it_knows(root: Path, caplog: pyt
     with caplog.at_level(logging.WARNING, "fmsdata"):
         for loader, state in zip(loaders, run.states, strict=True):
             loader.load_state_dict(state)
-    assert caplog.text.count("shards were appended to source 'web', and are not read") == 1
+    assert caplog.text.count("this is that of one rank, which goes on with the shards of before") == 1
     assert {loader.state_dict()["pipeline"] for loader in loaders} == {run.states[0]["pipeline"]}
     assert "a.arrow" not in {span.shard for _, spans, _ in rows(loaders, 400) for span in spans}
     run.states = [loader.state_dict() for loader in loaders]
     run.go_on(1, 0)
     assert [shards for _, shards, _ in run.generations("web")] == [2, 3]
+
+
+def test_some_of_the_states_in_a_list_are_refused(root: Path) -> None:
+    """Another rank might have been given all of them, and read other documents."""
+    run = Run(root).go_on(3, 20)
+    append(root, "web", "a", 30)
+    index_corpus(root, append=True)
+    assert run.states is not None
+    for states in (run.states[:1], run.states[:2]):
+        with pytest.raises(StateError, match=r"shards were appended to .*load the list of the states of all"):
+            maker(root, **run.overrides)(0, 3).load_state_dict(states)
+
+
+def test_train_states_are_loaded_whole_when_a_source_has_grown(root: Path, tmp_path: Path) -> None:
+    run = Run(root)
+    for loader in run.loaders(2):
+        for _ in range(20):
+            next(loader)
+        train_state.save(tmp_path / "states", train_state.build(loader, step=20, tokens_seen=0))
+    append(root, "web", "a", 30)
+    index_corpus(root, append=True)
+    pipelines = set()
+    for loader in run.loaders(4):
+        states = train_state.load(tmp_path / "states", loader)
+        assert len(states) == 2
+        train_state.restore(states, loader)
+        pipelines.add(loader.state_dict()["pipeline"])
+    assert len(pipelines) == 1
+    assert "generations" in pipelines.pop()
 
 
 def test_more_shards_are_refused_until_they_are_appended(root: Path) -> None:
