@@ -469,7 +469,7 @@ class StatefulDataLoader:
         saved = self.data.resume(state, self._mine)
         lanes = saved.data.start(self._mine, saved.lanes)
         self._stop_engine()
-        if self._pass is not None and saved.data is not self.data:
+        if self._pass is not None and saved.data.fingerprint != self.data.fingerprint:
             self._pass = PassEnd(saved.data, self.evaluation_samples, self.checkpoint)
         self.data = saved.data
         self._start_at(saved.step, saved.history, lanes)
