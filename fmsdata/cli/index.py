@@ -20,6 +20,10 @@ def index(
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace counts of other programs that are wrong or incomplete.")
     ] = False,
+    append: Annotated[
+        bool,
+        typer.Option("--append", help="Let runs read new Arrow shards from the next epoch of their source on."),
+    ] = False,
     storage_options: StorageOptions = None,
     as_json: AsJson = False,
 ) -> None:
@@ -33,6 +37,10 @@ def index(
     Of Arrow shards, the manifest FOLDER/meta/fmsdata-manifest.ipc is written too, from which runs plan
     without listing the folder. Shards that have not changed since are not counted again.
 
+    With --append, a run that has begun resumes with the new Arrow shards: it reads them from the next
+    epoch of their source on. A shard that changed or is gone is an error, and nothing is written.
+    Without --append, a run does not resume if one of its sources has new shards.
+
     Counts of other programs in that folder are compared and left as they are, unless you give
     --replace.
 
@@ -44,7 +52,7 @@ def index(
 
     location = Location(folder, parse_storage_options(storage_options))
     opened = None if tokenizer is None else open_tokenizer(tokenizer)
-    done = index_corpus(location, column, replace=replace, tokenizer=opened)
+    done = index_corpus(location, column, replace=replace, tokenizer=opened, append=append)
     if as_json:
         print_json(_report(done))
         return
@@ -53,6 +61,8 @@ def index(
     if done.rows or done.text is None:
         holds = f"{counted(done.rows, 'shard')}, {counted(done.documents, 'document')}, {counted(done.tokens, 'token')}"
         say(f"wrote {done.file}: {holds}" if done.written else f"{done.file} is up to date: {holds}")
+    if append and done.added:
+        say(f"appended {counted(done.added, 'shard')}, for runs to read from the next epoch of the source on")
     if done.manifest is not None:
         say(f"wrote {done.manifest}, from which runs plan without listing the folder")
     if text := done.text:
@@ -72,6 +82,7 @@ def _report(done: "Indexed") -> dict[str, Any]:
         "written": done.written,
         "manifest": None if done.manifest is None else str(done.manifest),
         "shards": done.rows,
+        "new_shards": done.added,
         "documents": done.documents,
         "tokens": done.tokens,
         "text": None

@@ -301,13 +301,16 @@ def _resume(loader: Loader, load_path: str, save_path: str) -> None:
         return
     _refuse_pickled(save_path)
     if load_path != save_path:
-        states = Checkpoints(f"{load_path}/{LOADER}").load(loader.data.lanes_of(loader.rank, loader.world_size))
+        folder = Checkpoints(f"{load_path}/{LOADER}")
+        states = folder.load(loader.data.lanes_of(loader.rank, loader.world_size))
         if states is None:
             _refuse_pickled(load_path)
             raise CheckpointError(
                 f"resuming_dataset is set, but {load_path}/{LOADER} has no checkpoint to resume from; "
                 "check ckpt_load_path, or set resuming_dataset=False to start from the beginning"
             )
+        if loader.data.needs_all_lanes(states[0]):
+            states = folder.read(states[0]["step"], range(loader.data.lanes))
         loader.load_state_dict(states)
     elif trained:
         _warn(

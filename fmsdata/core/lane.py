@@ -78,6 +78,7 @@ class Lane:
     epochs: int | None = None  # how often each source is read before it ends, in a finite pass
     ahead: WorkAhead = field(default_factory=WorkAhead, repr=False)
     lengths_only: bool = False  # plan lines: the host knows the tokens of each document of text, and reads none
+    frugal: bool = False  # read no more at once than what is asked for needs (to see how far a lane reads)
     marks: bool = False  # replace provenance by offsets into the source of the mixture (for live edits)
 
     @property

@@ -105,7 +105,16 @@ def _open_planned(folder: Location, planned: Planned, column: str | None) -> Sha
         counts = dict(zip(shards, zip(rows.documents.tolist(), rows.tokens.tolist(), strict=True), strict=True))
         notes = [note_of_copies(folder, shards, counts)]
     logged = _logged(folder, [*filter(None, notes)])
-    found = Counts(shards, rows.documents, rows.tokens, str(root), logged, rows=rows.as_text)
+    found = Counts(
+        shards,
+        rows.documents,
+        rows.tokens,
+        str(root),
+        logged,
+        rows=rows.as_text,
+        generations=rows.generations,
+        appended=rows.manifest.appended,
+    )
     files = planned.entries if folder.local is None else ()
     return ShardFiles(location=folder.alone(), column=column, counts=found, entries=files, sizes=rows.sizes)
 

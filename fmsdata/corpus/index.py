@@ -13,6 +13,7 @@ from typing import NamedTuple
 from fmsdata.core.wording import counted, few
 from fmsdata.corpus.counts import count_shards, entries_of
 from fmsdata.corpus.counts_csv import HEADER, INDEX, Count, CountsTable, Parts, all_counts_files, read_rows
+from fmsdata.corpus.growth import grow
 from fmsdata.corpus.listing import (
     all_shards,
     by_kind,
@@ -44,6 +45,7 @@ class Indexed(NamedTuple):
     notes: list[str]  # what was done and found, in words
     text: IndexedText | None = None  # the index of text files, which is a file of its own
     manifest: Location | None = None  # the file that was written besides, if it changed
+    added: int = 0  # Arrow shards that were not there at the last index
 
 
 def write_index(
@@ -63,6 +65,7 @@ def index_corpus(
     *,
     replace: bool = False,
     tokenizer: Tokenizer | None = None,
+    append: bool = False,
 ) -> Indexed:
     """Count every shard below a folder, compare with the counts that are there, and write what is missing.
 
@@ -71,6 +74,9 @@ def index_corpus(
     Counts of other programs are left as they are. If they are right and complete, nothing is
     written. If they lack shards, the index becomes a file of its own that only fmsdata reads. If
     they are wrong, that is an error. With `replace`, they are replaced, and kept in `meta/replaced`.
+
+    With `append`, runs that have begun may read the new shards, each from the next epoch of its source
+    on. A shard that changed or is gone is then an error.
     """
     root = Location(root).listed()
     if root.local is not None and not root.is_dir():
@@ -81,6 +87,11 @@ def index_corpus(
     found = all_shards(root)  # again, if it is local: it is what it was at these times, or a start will notice
     notes = [note_of_skipped(found.skipped)] if found.skipped else []
     arrow, not_arrow = by_kind(found.names)
+    if append and not arrow:
+        raise DataError(
+            f"{root}: no Arrow shards: a run can't take up text files while it goes on; give new files a source of "
+            "their own, and add it to the mix"
+        )
     if len(arrow) + len(not_arrow) < len(found.names):
         notes.append(note_of_others([name for name in found.names if name not in {*arrow, *not_arrow}]))
     if found.misnamed:
@@ -100,18 +111,20 @@ def index_corpus(
     counts = {name: counts[name] for name in names}
     if copies := note_of_copies(root, names, counts):
         notes.append(f"warning: {copies}")
+    grown = grow(root, entries, counts, append=append)
+    notes += grown.notes
     notes += _nested(root, counts)
     file, written = _write_csv(root, counts, notes, replace=replace)
     others = [name for name in found.names if name not in counts]
     manifest = None
     try:
-        manifest = keep_manifest(root, entries, counts, column, times, others)
+        manifest = keep_manifest(root, entries, counts, column, times, others, grown.growth)
     except DataError as error:
-        if written:
+        if written or append:
             raise
         notes.append(f"warning: {error}; without it, every start lists the shards")  # a folder that is only read
     documents, tokens = (sum(count[i] for count in counts.values()) for i in (0, 1))
-    return Indexed(file.alone(), written, len(counts), documents, tokens, notes, text, manifest)
+    return Indexed(file.alone(), written, len(counts), documents, tokens, notes, text, manifest, grown.added)
 
 
 def _write_csv(

@@ -6,6 +6,9 @@ pages. Nothing here makes an object per shard. Names are looked up when they are
 
 With it goes what the corpus looked like: when its folders changed last (on a local disk), where it
 is (on any other), and the counts beside it. `planned.py` compares them.
+
+A corpus that has grown has a generation for each shard: 0 for those of its first index, and the next
+number with each one that found new shards. A corpus that has not grown has no such column.
 """
 
 import json
@@ -36,6 +39,7 @@ COLUMNS: dict[str, Any] = {
     "tokens": pa.int64(),
 }
 SCHEMA = pa.schema(COLUMNS)
+GROWN = SCHEMA.append(pa.field("generation", pa.int64()))
 
 
 class CountsFile(NamedTuple):
@@ -66,12 +70,22 @@ class Shards(NamedTuple):
     tokens: Sequence[int]
 
 
-def write_manifest(shards: Shards, corpus: Corpus) -> bytes:
-    """The manifest as bytes of a file."""
-    made = json.dumps(corpus._asdict(), sort_keys=True)
-    schema = SCHEMA.with_metadata({b"fmsdata": VERSION, b"corpus": made.encode()})
-    columns = (shards.names, shards.sizes, shards.versions, shards.documents, shards.tokens)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+class Growth(NamedTuple):
+    """In which generation each shard came, and the last one that running states may take up."""
+
+    generations: Sequence[int]
+    appended: int
+
+
+def write_manifest(shards: Shards, corpus: Corpus, growth: Growth | None = None) -> bytes:
+    """The manifest as bytes of a file. `growth` is that of a corpus that has grown."""
+    metadata = {b"fmsdata": VERSION, b"corpus": json.dumps(corpus._asdict(), sort_keys=True).encode()}
+    schema, columns = SCHEMA, [*shards]
+    if growth is not None:
+        schema, columns = GROWN, [*columns, growth.generations]
+        metadata[b"appended"] = str(growth.appended).encode()
+    schema = schema.with_metadata(metadata)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.record_batch(arrays, schema=schema))
@@ -118,7 +132,8 @@ class Manifest:
 
         reader = pa.ipc.open_file(pa.BufferReader(data))
         metadata = reader.schema.metadata or {}
-        if metadata.get(b"fmsdata") != VERSION or not reader.schema.remove_metadata().equals(SCHEMA):
+        columns = reader.schema.remove_metadata()
+        if metadata.get(b"fmsdata") != VERSION or not (columns.equals(SCHEMA) or columns.equals(GROWN)):
             raise Truncated("it has other columns, or is of another version of fmsdata")
         if reader.num_record_batches != 1:
             raise Truncated(f"it has {reader.num_record_batches} parts")
@@ -128,9 +143,12 @@ class Manifest:
         if self.names.null_count or not pc.all(pc.less(self.names[:-1], self.names[1:]), min_count=0).as_py():
             raise Truncated("its names are not in order")
         numbers = [_numbers(batch.column(name)) for name in NUMBERS]
-        if any(len(column) and column.min() < 0 for column in numbers):
-            raise Truncated("a number is negative")
         self.sizes, self.documents, self.tokens = numbers
+        self.generations = _numbers(batch.column("generation")) if columns.equals(GROWN) else None
+        counts = [*numbers, *([] if self.generations is None else [self.generations])]
+        if any(len(column) and column.min() < 0 for column in counts):
+            raise Truncated("a number is negative")
+        self.appended = int(metadata.get(b"appended", b"0"))  # the last generation that running states may take up
         made = json.loads(metadata[b"corpus"])
         self.corpus = Corpus(
             None if made["url"] is None else str(made["url"]),
@@ -224,6 +242,10 @@ class Rows:
         return self._part(self.manifest.tokens)
 
     @property
+    def generations(self) -> Ints | None:
+        return None if self.manifest.generations is None else self._part(self.manifest.generations)
+
+    @property
     def examples(self) -> list[str]:
         """The shards directly in the folder, and the first one in each of the folders in it."""
         found: list[str] = []
@@ -242,16 +264,19 @@ class Rows:
         names = self.manifest.names[self._first : self._stop][part]
         return [str(name)[len(self._inside) :] for name in names.to_pylist()]
 
-    def as_text(self) -> Iterator[memoryview]:
-        """All rows as text, as `Counts.digest` takes them."""
+    def as_text(self, known: Ints | None = None) -> Iterator[memoryview]:
+        """Some or all rows as text, as `Counts.digest` takes them."""
         import pyarrow.compute as pc
 
         manifest, columns = self.manifest, ("documents", "tokens")
         line, comma, nothing = _strings("\n", ",", "")
-        for first in range(self._first, self._stop, AT_ONCE):
-            part = slice(first, min(first + AT_ONCE, self._stop))
-            names = pc.utf8_slice_codeunits(manifest.names[part], len(self._inside))
-            documents, tokens = (manifest.batch.column(name)[part].cast(pa.large_string()) for name in columns)
+        rows = manifest.batch.slice(self._first, len(self))
+        if known is not None:
+            rows = rows.take(known)
+        for first in range(0, rows.num_rows, AT_ONCE):
+            part = rows.slice(first, AT_ONCE)
+            names = pc.utf8_slice_codeunits(part.column("name"), len(self._inside))
+            documents, tokens = (part.column(name).cast(pa.large_string()) for name in columns)
             text = pc.binary_join_element_wise(line, names, comma, documents, comma, tokens, nothing)
             yield memoryview(text.buffers()[2])
 

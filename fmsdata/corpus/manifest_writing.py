@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from fmsdata.corpus.counts_csv import Count, counts_names
-from fmsdata.corpus.manifest import FILE, Corpus, CountsFile, Manifest, Shards, write_manifest
+from fmsdata.corpus.manifest import FILE, Corpus, CountsFile, Growth, Manifest, Shards, write_manifest
 from fmsdata.corpus.planned import digest_of
 from fmsdata.errors import DataError, FmsdataError
 from fmsdata.storage import local
@@ -56,6 +56,7 @@ def keep_manifest(
     column: str | None,
     times: Mapping[str, int],
     others: Sequence[str],
+    growth: Growth | None,
 ) -> Location | None:
     """Write the manifest if it changed. `others` are files that are not counted."""
     if not entries:
@@ -75,7 +76,7 @@ def keep_manifest(
     )
     names, sizes, versions = zip(*entries, strict=True)
     documents, tokens = zip(*(counts[name] for name in names), strict=True)
-    data = write_manifest(Shards(names, sizes, versions, documents, tokens), corpus)
+    data = write_manifest(Shards(names, sizes, versions, documents, tokens), corpus, growth)
     place = meta / FILE
     try:
         if FILE in files and files[FILE].size == len(data) and place.read_bytes() == data:

@@ -470,6 +470,8 @@ class StatefulDataLoader:
         saved = self.data.resume(state, self._mine)
         lanes = saved.data.start(self._mine, saved.lanes)
         self._stop_engine()
+        if self._pass is not None and saved.data.fingerprint != self.data.fingerprint:
+            self._pass = PassEnd(saved.data, self.evaluation_samples, self.checkpoint)
         self.data = saved.data
         self._start_at(saved.step, saved.history, lanes)
         self._pipeline = saved.pipeline
@@ -513,6 +515,8 @@ class StatefulDataLoader:
 
     def _load(self, states: Sequence[State]) -> None:
         """Resume from states of the checkpoint folder."""
+        if self.data.needs_all_lanes(states[0]):
+            states = self._saving.folder.read(states[0]["step"], range(self.data.lanes))
         self.load_state_dict(states)
         self._saving.begin(self._positions)
 

@@ -3,8 +3,10 @@
 Every process that plans a run computes the same blocks, without I/O or communication.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,14 @@ from fmsdata.core.keys import Ints, key_of, offsets
 from fmsdata.planning.counts import Counts
 
 BLOCKS_PER_LANE = 32
+
+
+class Place(NamedTuple):
+    """A place among all blocks of all epochs: the epoch, the position in its order, and the plan that it follows."""
+
+    epoch: int
+    position: int
+    plan: "BlockPlan"
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +40,22 @@ class BlockPlan:
     @cached_property
     def blocks(self) -> int:
         return int(self.first_block[-1])
+
+    def at(self, index: int) -> Place:
+        """The place of a block, counted from the first block of the first epoch."""
+        return Place(*divmod(index, self.blocks), self)
+
+    def index(self, epoch: int, position: int) -> int:
+        """The reverse of `at`."""
+        return epoch * self.blocks + position
+
+    def of_epoch(self, epoch: int) -> "BlockPlan":  # noqa: ARG002
+        """The plan that an epoch follows."""
+        return self
+
+    def blocks_in(self, epochs: float) -> int:
+        """The number of blocks in the first epochs, of which the last need not be whole."""
+        return math.floor(epochs * self.blocks)
 
     def address(self, block: int) -> Address:
         """Where a block is."""

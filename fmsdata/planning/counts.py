@@ -2,8 +2,10 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+
+import numpy as np
 
 from fmsdata.core.keys import Ints
 from fmsdata.errors import CountsError
@@ -29,7 +31,12 @@ class Counts:
     text: bool = False  # whether the documents are text; `tokens` are then bytes
     text_tokens: int | None = None  # of text: the tokens of all shards, if an index says
     tokenizer: str | None = None  # the identity of the tokenizer that counted them
-    rows: Callable[[], Iterator[bytes | memoryview]] | None = None  # a faster way to what `digest` is made of
+    rows: Callable[[Ints | None], Iterator[bytes | memoryview]] | None = (
+        None  # a faster way to what `digest` is made of
+    )
+    generations: Ints | None = None  # of each shard, in which `fmsdata index --append` it came; None: all at once
+    appended: int = 0  # the last generation that running states may take up
+    last: int | None = None  # the last generation that is counted; later shards have no documents here
 
     @cached_property
     def mean_length(self) -> float:
@@ -39,15 +46,63 @@ class Counts:
     def digest(self) -> str:
         """Changes with the name, the documents or the tokens of any shard."""
         digest = hashlib.blake2b(digest_size=8)
-        for number, rows in enumerate(self._rows() if self.rows is None else self.rows()):
+        for number, rows in enumerate((self.rows or self._rows)(self._known)):
             digest.update(rows if number else rows[1:])
         return digest.hexdigest()
 
-    def _rows(self) -> Iterator[bytes]:
-        """All rows as text, each behind a line feed."""
-        for first in range(0, len(self.shards), HASHED):
+    @property
+    def number(self) -> int:
+        """How many shards are counted."""
+        return len(self.shards) if self._known is None else len(self._known)
+
+    @cached_property
+    def newest(self) -> int:
+        """The newest generation of any shard."""
+        return 0 if self.generations is None else int(self.generations.max(initial=0))
+
+    def until(self, generation: int) -> "Counts":
+        """The same shards, of which those of later generations have no documents.
+
+        So the blocks are those of the source before these were appended, and shards keep their places.
+        """
+        if self.generations is None or generation >= self.newest:
+            return self
+        if generation not in self._earlier:
+            counted = self.generations <= generation
+            documents, tokens = (np.where(counted, column, 0) for column in (self.documents, self.tokens))
+            self._earlier[generation] = replace(self, documents=documents, tokens=tokens, last=generation)
+        return self._earlier[generation]
+
+    def generation_of(self, number: int) -> int | None:
+        """The generation with which there were this many shards."""
+        if self.generations is None:
+            return 0 if number == len(self.shards) else None
+        generations, added = np.unique(self.generations, return_counts=True)
+        found = generations[np.cumsum(added) == number].tolist()
+        return found[0] if found else None
+
+    @cached_property
+    def _earlier(self) -> "dict[int, Counts]":
+        return {}
+
+    @cached_property
+    def _known(self) -> Ints | None:
+        """The shards that are counted; None for all."""
+        if self.generations is None or self.last is None:
+            return None
+        return np.flatnonzero(self.generations <= self.last)
+
+    def _rows(self, known: Ints | None) -> Iterator[bytes]:
+        """The rows of these shards as text, each behind a line feed."""
+        for first in range(0, self.number, HASHED):
             part = slice(first, first + HASHED)
-            columns = self.shards[part], self.documents[part].tolist(), self.tokens[part].tolist()
+            names: Sequence[str]
+            if known is None:
+                names, documents, tokens = self.shards[part], self.documents[part], self.tokens[part]
+            else:
+                rows = known[part]
+                names, documents, tokens = [self.shards[row] for row in rows], self.documents[rows], self.tokens[rows]
+            columns = names, documents.tolist(), tokens.tolist()
             yield "".join(
                 f"\n{name},{documents},{tokens}" for name, documents, tokens in zip(*columns, strict=True)
             ).encode()

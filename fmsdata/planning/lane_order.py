@@ -71,14 +71,14 @@ class LaneOrder:
     ) -> None:
         self.plan, self.source, self.seed = plan, source, seed
         self.lane, self.lanes = lane, lanes
-        self._blocks, self._lane, self._lanes = plan.blocks, lane, lanes
+        self._lane, self._lanes = lane, lanes
         self._dense = dense  # many of the lanes are planned in this process, and share the work
         self._planned = NONE
         self._first = 0  # place of the planned blocks
         self.places = math.inf  # how many blocks this lane reads in all
         self.has_last = False  # whether the last block of all epochs is this lane's
         if epochs is not None:
-            total = max(1, math.floor(epochs * self._blocks))
+            total = max(1, plan.blocks_in(epochs))
             self.places = max(0, -(-(total - lane) // lanes))
             self.has_last = (total - 1) % lanes == lane
 
@@ -106,18 +106,21 @@ class LaneOrder:
         epochs: list[int] = []
         counts: list[int] = []
         numbers: list[Ints] = []
+        plan = self.plan.at(self._lane + place * self._lanes).plan
         while left and len(epochs) < MOST_EPOCHS:
-            epoch, position = divmod(self._lane + place * self._lanes, self._blocks)
-            counts.append(min(left, -(-(self._blocks - position) // self._lanes)))
+            epoch, position, now = self.plan.at(self._lane + place * self._lanes)
+            if now is not plan:  # the source has grown
+                break
+            counts.append(min(left, -(-(plan.blocks - position) // self._lanes)))
             epochs.append(epoch)
-            numbers.append(self._numbers(epoch, position, counts[-1]))
+            numbers.append(self._numbers(plan.blocks, epoch, position, counts[-1]))
             place, left = place + counts[-1], left - counts[-1]
         planned = numbers[0] if len(numbers) == 1 else np.concatenate(numbers)
-        self._planned = PlannedBlocks(np.repeat(epochs, counts), planned, self.plan.addresses(planned))
+        self._planned = PlannedBlocks(np.repeat(epochs, counts), planned, plan.addresses(planned))
 
-    def _numbers(self, epoch: int, position: int, count: int) -> Ints:
-        """The numbers of this many blocks of the lane in an epoch, from a position on."""
-        permutation = _permutation(self._blocks, self.seed, self.source, epoch)
+    def _numbers(self, blocks: int, epoch: int, position: int, count: int) -> Ints:
+        """The numbers of this many blocks of the lane in an epoch of so many, from a position on."""
+        permutation = _permutation(blocks, self.seed, self.source, epoch)
         if self._dense:
             return permutation.every(position, self._lanes, count)
         positions = np.arange(position, position + count * self._lanes, self._lanes)
@@ -130,8 +133,8 @@ def _permutation(blocks: int, seed: int, source: str, epoch: int) -> Permutation
     return Permutation(blocks, key_of(seed, source, epoch))
 
 
-def place_of(block: int, epoch: int, *, blocks: int, lanes: int, seed: int, source: str) -> tuple[int, int]:
+def place_of(block: int, epoch: int, *, plan: BlockPlan, lanes: int, seed: int, source: str) -> tuple[int, int]:
     """The lane that reads a block in an epoch, and at which place: the reverse of `LaneOrder`."""
-    position = Permutation(blocks, key_of(seed, source, epoch)).inverse(block)
-    place, lane = divmod(epoch * blocks + position, lanes)
+    position = Permutation(plan.of_epoch(epoch).blocks, key_of(seed, source, epoch)).inverse(block)
+    place, lane = divmod(plan.index(epoch, position), lanes)
     return lane, place

@@ -10,12 +10,20 @@ from fmsdata.core.wording import counted
 def differences(saved: Any, now: Any, where: str) -> Iterator[str]:
     """Every difference between the saved description of a stage and its current one."""
     if isinstance(saved, Mapping) and isinstance(now, Mapping):
-        if saved.get("stage") == now.get("stage") == "ShardReader" and saved.get("digest") != now["digest"]:
-            yield (
-                f"the shards of source {where or 'below'!r} changed: "
-                f"{_shards(saved)} when it was saved, {_shards(now)} now"
-            )
-            return
+        if saved.get("stage") == now.get("stage") == "ShardReader":
+            if saved.get("digest") != now["digest"]:
+                yield (
+                    f"the shards of source {where or 'below'!r} changed: "
+                    f"{_shards(saved)} when it was saved, {_shards(now)} now{_append(saved, now)}"
+                )
+                return
+            if saved.get("generations") != now.get("generations"):
+                yield (
+                    f"source {where or 'below'!r} has grown in this run, and which shards were there before is not "
+                    "known any more; restore meta/fmsdata-manifest.ipc of the corpus, as `fmsdata index --append` "
+                    "wrote it"
+                )
+                return
         if saved.get("stage") == now.get("stage") == "Tokenize" and saved.get("tokenizer") != now["tokenizer"]:
             yield (
                 f"the tokenizer of source {where or 'below'!r} changed: "
@@ -86,6 +94,16 @@ def _shards(reader: Mapping[str, Any]) -> str:
         return counted(value, name[:-1]) if isinstance(value, int) else f"? {name}"
 
     return f"{', '.join(map(number, ('shards', 'documents', 'tokens')))} ({reader.get('digest', '?')!s:.6})"
+
+
+def _append(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The way out, if the shards may be those of before and more."""
+    before, after = saved.get("shards"), now["shards"]
+    if not isinstance(before, int) or before >= after or now.get("column") != saved.get("column") or "files" in now:
+        return ""
+    return (
+        " (if shards were only added, run `fmsdata index --append`: it lets the run read them from the next epoch on)"
+    )
 
 
 def _in_words(phases: Sequence[State]) -> str:

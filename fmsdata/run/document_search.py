@@ -20,7 +20,7 @@ from fmsdata.core.spans import DOCUMENT
 from fmsdata.core.state import part
 from fmsdata.core.wording import counted
 from fmsdata.errors import ConfigError
-from fmsdata.planning.blocks import cut_blocks
+from fmsdata.planning.blocks import BlockPlan
 from fmsdata.planning.lane_order import place_of
 from fmsdata.run.replay import Replay, Seen, at_block, block_of, blocks_done
 from fmsdata.run.rescalable import Rescalable
@@ -48,13 +48,13 @@ class Found:
 
 
 class _Document(NamedTuple):
-    """A document of a source, its block, and the range of its tokens that stripping leaves."""
+    """A document of a source, and the range of its tokens that stripping leaves."""
 
     source: str
     shard: str
     number: int
-    block: int
-    blocks: int  # of the source
+    row: int  # of its shard, in the plan
+    plan: BlockPlan  # of the source
     start: int
     stop: int
 
@@ -103,10 +103,9 @@ def _read(replay: Replay, name: str) -> tuple[_Document, list[Item]]:
     readers = _readers(replay.data)
     source, shard, number = _parse(name, readers)
     reader = readers[source]
-    plan = cut_blocks(reader.counts, replay.data.lanes, reader.block_size)
-    block = plan.block_of(reader.counts.shards.index(shard), number)
-    document = _Document(source, shard, number, block, plan.blocks, 0, 0)
-    lane, place = _place(replay.data, document, 0)
+    plan = reader.plan(replay.data.lanes)
+    document = _Document(source, shard, number, reader.counts.shards.index(shard), plan, 0, 0)
+    lane, place = next(at for epoch in count() if (at := _place(replay.data, document, epoch)) is not None)
     stage = with_max_epochs(stages_down_to_mixture(replay.data.lines)[-1].children()[source], None)
     reading = replay.lane(lane).named(source)
     iterator = stage.open(reading, at_block(stage.open(reading).state(0), place))
@@ -117,12 +116,18 @@ def _read(replay: Replay, name: str) -> tuple[_Document, list[Item]]:
             return document, [chunk[i] for i in found]
 
 
-def _place(data: Rescalable, document: _Document, epoch: int) -> tuple[int, int]:
-    """The lane that reads a document in an epoch, and the place of its block in the lane."""
+def _place(data: Rescalable, document: _Document, epoch: int) -> tuple[int, int] | None:
+    """The lane that reads a document in an epoch, and the place of its block in the lane.
+
+    None if the shard was appended later.
+    """
+    plan = document.plan.of_epoch(epoch)
+    if not plan.documents[document.row]:
+        return None
     return place_of(
-        document.block,
+        plan.block_of(document.row, document.number),
         epoch,
-        blocks=document.blocks,
+        plan=document.plan,
         lanes=data.lanes,
         seed=data.seed,
         source=document.source,
@@ -143,7 +148,10 @@ def _lanes_of(replay: Replay, documents: Iterable[_Document], until: int) -> dic
     lanes: dict[int, _Occurrences] = defaultdict(dict)
     for document in documents:
         for epoch in count():
-            lane, place = _place(replay.data, document, epoch)
+            at = _place(replay.data, document, epoch)
+            if at is None:
+                continue
+            lane, place = at
             if place > reached[document.source]:
                 break
             lanes[lane][document, epoch] = place
@@ -204,6 +212,10 @@ def _parse(name: str, readers: Mapping[str, ShardReader]) -> tuple[str, str, int
         shard, counts = path[len(source) + 1 :], readers[source].counts
         if shard in counts.shards:
             documents = int(counts.documents[counts.shards.index(shard)])
+            if not documents and readers[source].appended:
+                raise ConfigError(
+                    f"document {name!r}: the run has read no document of this shard: it is empty, or was appended later"
+                )
             if number >= documents:
                 raise ConfigError(
                     f"document {name!r}: the shard has {counted(documents, 'document')}, 0 to {documents - 1}"

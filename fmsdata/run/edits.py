@@ -44,6 +44,7 @@ class Edit(NamedTuple):
     changes: list[str]
     pipeline: State
     convert: Callable[[Lane, State], State]
+    before: Stage  # the pipeline as it was saved
 
 
 def edit_between(saved: State, now: State, lines: Stage, step: int) -> Edit:
@@ -60,7 +61,7 @@ def _edit_between(saved: State, now: State, lines: Stage, step: int) -> Edit:
     if not isinstance(removed, dict) or not isinstance(edits, list) or not all(map(is_count, edits)):
         raise StateError(f"its edits are {shown(edits)}, and it removed {shown(removed)}: {EDITED}")
     if _without(saved.get("lines"), FREE[1:]) == _without(now["lines"], FREE[1:]):
-        return Edit([], _pipeline(now, removed, edits), lambda _, state: state)
+        return Edit([], _pipeline(now, removed, edits), lambda _, state: state, lines)
     stages = stages_down_to_mixture(lines)
     before, after = _descriptions(saved.get("lines"), len(stages)), _descriptions(now["lines"], len(stages))
     _require_editable(saved.get("lines"), now["lines"], stages, before)
@@ -68,12 +69,12 @@ def _edit_between(saved: State, now: State, lines: Stage, step: int) -> Edit:
     known = {**removed, **before[-1]["children"]}
     for name in sorted(known.keys() & mixture.sources.keys()):
         _require_same(known[name], after[-1]["children"][name], name)
-    old: Stage = _old_mixture(mixture, before[-1])
+    old: Stage = _old_mixture(mixture, before[-1], now["lanes"])
     for stage, description in zip(stages[-2::-1], before[-2::-1], strict=True):
         old = _old_stage(stage, description, old)
     gone = {name: source for name, source in known.items() if name not in mixture.sources}
     changes = [*changes_of_lines(before[:-1], after[:-1]), *changes_of_mixture(before[-1], after[-1], removed)]
-    return Edit(changes, _pipeline(now, gone, [*edits, step]), Recut(stages_down_to_mixture(old), stages))
+    return Edit(changes, _pipeline(now, gone, [*edits, step]), Recut(stages_down_to_mixture(old), stages), old)
 
 
 def _without(description: Any, names: Sequence[str]) -> Any:
@@ -125,10 +126,12 @@ def _other_pipeline(changes: Iterable[str], why: str) -> StateError:
     return StateError(f"the state belongs to a different pipeline: {'; '.join(changes)}{why}")
 
 
-def _old_mixture(mixture: Mixture, before: State) -> Mixture:
+def _old_mixture(mixture: Mixture, before: State, lanes: int) -> Mixture:
     """The mixture as it was saved."""
     old = copy.copy(mixture)
-    old.sources = {name: _old_source(mixture, name, source) for name, source in sorted(before["children"].items())}
+    old.sources = {
+        name: _old_source(mixture, name, source, lanes) for name, source in sorted(before["children"].items())
+    }
     weights = {name: before["weights"][name] for name in old.sources}
     phases = [Phase(**phase) for phase in before["phases"]]
     try:
@@ -141,14 +144,14 @@ def _old_mixture(mixture: Mixture, before: State) -> Mixture:
     return old
 
 
-def _old_source(mixture: Mixture, name: str, before: State) -> Stage:
+def _old_source(mixture: Mixture, name: str, before: State, lanes: int) -> Stage:
     stage = mixture.sources.get(name)
     if stage is None:
-        stage = _removed_source(mixture, name, before)
+        stage = _removed_source(mixture, name, before, lanes)
     return with_max_epochs(stage, lowest(before)["max_epochs"]) if "max_epochs" in lowest(before) else stage
 
 
-def _removed_source(mixture: Mixture, name: str, before: State) -> Stage:
+def _removed_source(mixture: Mixture, name: str, before: State, lanes: int) -> Stage:
     """A source that was removed from the mix while lines in progress hold its documents."""
     why = "the lines in progress hold documents of it, and can't be given back to the other sources without it"
     if mixture.find is None:
@@ -156,7 +159,7 @@ def _removed_source(mixture: Mixture, name: str, before: State) -> Stage:
             f"source {name!r} was removed: {why}; keep it with weight 0 until the next checkpoint, then remove it"
         )
     try:
-        stage = mixture.find(name, before)
+        stage = mixture.find(name, before).settled(lanes, before)
     except DataError as error:
         raise StateError(
             f"source {name!r} was removed, and its shards too ({error}): {why}; "

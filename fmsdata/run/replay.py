@@ -187,14 +187,15 @@ class Replay:
             raise CheckpointError(f"there is no folder with a checkpoint of step {step}")
         states = self._checkpoints.read(step, lanes)
         try:
-            saved = self.data.resume(states, lanes, windows_of=self._pipeline)
+            own = parse(states[0]["pipeline"], "the description of the pipeline")
+            saved = self.data.resume(states, lanes, later=self._pipeline or own)
             if saved.changes and step != self._edited:  # at that step, the run resumed with this mix
                 raise StateError(f"the state belongs to a different mix: {'; '.join(saved.changes)}")
         except StateError as error:
             raise StateError(
                 f"{self._checkpoints}/step-{step}: {error}; use the configuration that the run had at that step"
             ) from None
-        return saved, parse(states[0]["pipeline"], "the description of the pipeline")
+        return saved, own
 
 
 class ReplayedLane:

@@ -32,15 +32,16 @@ from fmsdata.core.wording import counted, shown
 from fmsdata.errors import ConfigError, StateError
 from fmsdata.planning.schedule import Segment
 from fmsdata.prefetch.open_files import OpenFiles
+from fmsdata.run.appended import take_up, unread
 from fmsdata.run.edits import edit_between
 from fmsdata.run.finite import PlanInBackground, check_finite
 from fmsdata.run.gather import gather_state
 from fmsdata.run.lanes import Lanes, restoring
 from fmsdata.run.ranks import Ranks
 from fmsdata.run.samples import Samples
-from fmsdata.run.settled import with_windows_of
+from fmsdata.run.settled import as_saved, with_shards_of
 from fmsdata.run.shared_numbers import SharedNumbers
-from fmsdata.run.shares import source_sizes
+from fmsdata.run.shares import earlier_epochs, source_sizes
 from fmsdata.run.state import unpack_states
 from fmsdata.run.wrappers import refuse_to_save, refuse_wrappers
 from fmsdata.storage.location import Location
@@ -89,7 +90,7 @@ class Rescalable(IterableDataset[Item]):
         self._plans: dict[int | None, PlanInBackground] = {}  # of the whole pass, or of its first samples
         self.versions = Versions()  # of the files that were read, in any process
         self._newest: Samples | None = None  # the iteration whose state is that of this dataset
-        self._loaded: list[State] | None = None  # the states that iterations start from
+        self._loaded: State | list[State] | None = None  # the states that iterations start from
         self._sent: _SentRanks | None = None  # from the process that sent this dataset here
         self._wrapper: str | None = None  # what reads the newest iteration ahead of the trainer
         self._next_wrapper: str | None = None  # the same for the next iteration
@@ -150,16 +151,19 @@ class Rescalable(IterableDataset[Item]):
         """Start to read some of the lanes, or resume from their states."""
         return Lanes(self, list(lanes), states, host)
 
-    def resume(
-        self, states: State | Sequence[State], lanes: Sequence[int], windows_of: State | None = None
-    ) -> "Resumed":
+    def resume(self, states: State | Sequence[State], lanes: Sequence[int], later: State | None = None) -> "Resumed":
         """What some of the lanes resume from, converted to the pipeline as it is now.
 
-        Windows that were left to choose are those of the saved pipeline, or of `windows_of`.
+        What was left to choose is as in the saved pipeline, and appended shards are taken up if the
+        states of all lanes are there. With `later`, a pipeline that the run had afterwards, everything
+        is as in that.
         """
         saved = unpack_states(states, self.description, lanes)
-        data = with_windows_of(self, windows_of or saved.pipeline)
-        edit = edit_between(saved.pipeline, json.loads(data.fingerprint), data.lines, saved.step)
+        pipeline = saved.pipeline
+        if later is not None:
+            pipeline = {**pipeline, "lines": with_shards_of(pipeline.get("lines"), later.get("lines"))}
+        data = as_saved(self, later or pipeline)
+        edit = edit_between(pipeline, json.loads(data.fingerprint), data.lines, saved.step)
         if self.epochs is not None and edit.changes:
             raise StateError(
                 f"a finite pass can't be edited, because its length was planned: {'; '.join(edit.changes)}; undo that, "
@@ -171,14 +175,52 @@ class Rescalable(IterableDataset[Item]):
             with restoring(lane):
                 return edit.convert(replace(data.lane(lane, host), marks=True), state)
 
+        states_now = {lane: converted(lane, state) for lane, state in saved.lanes.items()}
+        changes = edit.changes
+        if later is None and data.has_appended:
+            if self._all_lanes_in(states):
+                every = unpack_states(states, self.description, range(self.lanes))
+                data, taken_up = take_up(data, edit.before, every.lanes)
+                changes = changes + taken_up
+            else:
+                self._without_appended(states, lanes, ", ".join(map(repr, unread(data.lines))))
         return Resumed(
             saved.step,
             saved.history,
-            json.dumps(edit.pipeline),
-            edit.changes,
-            {lane: converted(lane, state) for lane, state in saved.lanes.items()},
+            json.dumps({**edit.pipeline, "lines": data.description["lines"]}),
+            changes,
+            states_now,
             data,
         )
+
+    def needs_all_lanes(self, state: State) -> bool:
+        """Whether lanes resume from the states of all of them: appended shards are to be taken up."""
+        saved = unpack_states(state, self.description, ())
+        return as_saved(self, saved.pipeline).has_appended
+
+    @property
+    def has_appended(self) -> bool:
+        """Whether there are appended shards that the run does not read yet. A finite pass never does."""
+        return self.epochs is None and bool(unread(self.lines))
+
+    def _all_lanes_in(self, states: State | Sequence[State]) -> bool:
+        many = [states] if isinstance(states, Mapping) else states
+        return {int(lane) for state in many for lane in state["lanes"]} >= set(range(self.lanes))
+
+    def _without_appended(self, states: State | Sequence[State], lanes: Sequence[int], sources: str) -> None:
+        """Go on with the shards of before. All ranks must do that, so a list of some of the states is refused."""
+        text = (
+            f"shards were appended to source {sources}, and where to begin with them follows from the states of all "
+            "lanes; load the list of the states of all ranks, or one that was saved with state_dict(gather=True)"
+        )
+        if not isinstance(states, Mapping):
+            raise StateError(f"{text}: these are of some of them")
+        if 0 in lanes:
+            log.warning("%s: this is that of one rank, which goes on with the shards of before", text)
+
+    def forget_plans(self) -> None:
+        """Plan finite passes again when they are needed."""
+        self._plans = {}
 
     def describe(self) -> State:
         """Everything that the order and the content of the stream depend on, as plain data."""
@@ -210,6 +252,11 @@ class Rescalable(IterableDataset[Item]):
     def source_sizes(self) -> dict[str, int]:
         """The names of all sources, sorted, and the tokens of one epoch of each."""
         return source_sizes(self.lines)
+
+    @cached_property
+    def earlier_epochs(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """Of sources that have grown: how many epochs had how many tokens before."""
+        return earlier_epochs(self.lines)
 
     @cached_property
     def columns(self) -> dict[str, int]:
@@ -280,7 +327,7 @@ class Rescalable(IterableDataset[Item]):
     def load_state_dict(self, state: State | Sequence[State]) -> None:
         """Begin iterations at a state: that of one rank, or the list of those of all ranks."""
         self._open(state).log_changes()  # raises if the state does not belong here
-        self._loaded = copy.deepcopy([state] if isinstance(state, Mapping) else list(state))
+        self._loaded = copy.deepcopy(state if isinstance(state, Mapping) else list(state))
         self._newest, self._wrapper = None, None
         self._have_workers[os.getpid()] = 0
         if get_worker_info() is None:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fmsdata.core.lane import full_name
 from fmsdata.core.stage import Stage
+from fmsdata.planning import generations
 from fmsdata.stages.mixture import Mixture
+from fmsdata.stages.shard_reader import ShardReader
 
 if TYPE_CHECKING:
     from fmsdata.run.rescalable import Rescalable
@@ -31,6 +33,16 @@ class Leaf(NamedTuple):
 def source_sizes(stage: Stage) -> dict[str, int]:
     """All sources of a pipeline by full name, sorted, and the tokens of one epoch of each."""
     return {leaf.name: leaf.top.size().tokens for leaf in sorted(leaves(stage), key=lambda leaf: leaf.name)}
+
+
+def earlier_epochs(stage: Stage) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Of sources that have grown in the run, by full name: how many epochs had how many tokens before."""
+    readers = ((leaf.name, leaf.top) for leaf in leaves(stage))
+    return {
+        name: generations.earlier_epochs(reader.shard_files.counts, reader.timeline)
+        for name, reader in readers
+        if isinstance(reader, ShardReader)
+    }
 
 
 def planned_shares(data: "Rescalable", begin: float, end: float) -> dict[str, float]:

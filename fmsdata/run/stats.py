@@ -59,6 +59,7 @@ class SourceStats:
     planned: float
     epochs: float
     epoch_tokens: int  # tokens of one epoch
+    earlier_epochs: tuple[tuple[int, int], ...] = ()  # of a source that has grown: how many epochs had how many tokens
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -125,6 +126,7 @@ class Stats:
                     total=sum(source.recent_tokens for stats in ranks for source in stats.sources.values()),
                     planned=source.planned,
                     epoch_tokens=source.epoch_tokens,
+                    earlier=source.earlier_epochs,
                     lanes=lanes / first.lanes_of_run,
                 )
                 for name, source in first.sources.items()
@@ -202,7 +204,16 @@ def _of_all_ranks(ranks: Sequence[Throughput]) -> Throughput:
     )
 
 
-def _source(tokens: int, recent: int, *, total: int, planned: float, epoch_tokens: int, lanes: float) -> SourceStats:
+def _source(
+    tokens: int,
+    recent: int,
+    *,
+    total: int,
+    planned: float,
+    epoch_tokens: int,
+    earlier: tuple[tuple[int, int], ...],
+    lanes: float,
+) -> SourceStats:
     """`lanes` is the share of all lanes that was counted.
 
     The others are assumed to be like them.
@@ -212,9 +223,19 @@ def _source(tokens: int, recent: int, *, total: int, planned: float, epoch_token
         recent_tokens=recent,
         share=recent / total if total else 0.0,
         planned=planned,
-        epochs=tokens / lanes / epoch_tokens if epoch_tokens else 0.0,
+        epochs=_epochs(tokens / lanes, epoch_tokens, earlier),
         epoch_tokens=epoch_tokens,
+        earlier_epochs=earlier,
     )
+
+
+def _epochs(tokens: float, epoch_tokens: int, earlier: tuple[tuple[int, int], ...]) -> float:
+    done = 0
+    for count, size in earlier:
+        if tokens < count * size:
+            return done + tokens / size
+        done, tokens = done + count, tokens - count * size
+    return done + tokens / epoch_tokens if epoch_tokens else 0.0
 
 
 @dataclass
@@ -263,6 +284,7 @@ class Meter:
                     total=of_sources,
                     planned=planned[name],
                     epoch_tokens=size,
+                    earlier=data.earlier_epochs.get(name, ()),
                     lanes=lanes / data.lanes,
                 )
                 for (name, size), tokens, recent in zip(

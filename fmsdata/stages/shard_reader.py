@@ -29,7 +29,8 @@ from fmsdata.core.wording import counted, shown
 from fmsdata.corpus.counts import open_source
 from fmsdata.corpus.selection import SourcePath, locate
 from fmsdata.errors import ConfigError, DataError, StateError
-from fmsdata.planning.blocks import cut_blocks
+from fmsdata.planning.blocks import BlockPlan
+from fmsdata.planning.generations import Timeline, describe_timeline, plan_blocks, saved_timeline, tokens_in
 from fmsdata.planning.lane_order import LaneOrder, PlannedBlocks
 from fmsdata.prefetch.open_files import OpenFiles
 from fmsdata.prefetch.shard_files import ShardFiles
@@ -92,7 +93,8 @@ class ShardReader(Stage):
         self.max_epochs = _checked_epochs(max_epochs)
         self.folder = folder
         self._files = open_source(location, column, self.files)
-        self.counts = self._files.counts
+        self.counts = self._files.counts  # of the shards that the newest of its epochs reads
+        self.timeline: Timeline = ()  # which shards each epoch reads, if some were appended during the run
         if not self.counts.documents.sum():
             raise DataError(f"{self.path}: {counted(len(self.counts.shards), 'shard')} without documents")
 
@@ -105,10 +107,11 @@ class ShardReader(Stage):
     def parameters(self) -> State:
         size = self.size()
         return {
-            "shards": len(self.counts.shards),
+            "shards": self.counts.number,
             "documents": size.documents,
             "tokens": size.tokens,
             "digest": self.counts.digest,
+            **describe_timeline(self._files.counts, self.timeline),
             "column": self.column,
             "strip": list(self.strip),
             "min_length": self.min_length,
@@ -121,7 +124,7 @@ class ShardReader(Stage):
     def _facts(self) -> str:
         return facts_of(
             {
-                "shards": len(self.counts.shards),
+                "shards": self.counts.number,
                 "strip": list(self.strip) or None,
                 "min_length": self.min_length if self.min_length > 1 else None,
                 "max_epochs": self.max_epochs,
@@ -143,6 +146,21 @@ class ShardReader(Stage):
     def remote_bytes(self) -> int:
         """The size of all shards together, if they are not on a local disk; else 0."""
         return self._files.stored
+
+    def settled(self, lanes: int, saved: State | None = None) -> Stage:  # noqa: ARG002
+        """The same source, read as the saved run reads it, if shards were appended since it began."""
+        timeline = saved_timeline(self._files.counts, saved)
+        if timeline == self.timeline:
+            return self
+        reader = copy.copy(self)
+        reader.timeline = timeline
+        reader.counts = self._files.counts.until(timeline[-1].generation) if timeline else self._files.counts
+        return reader
+
+    @property
+    def appended(self) -> int:
+        """The number of shards that were appended for running states, and that no epoch reads yet."""
+        return self._files.counts.number - self.counts.number
 
     def with_max_epochs(self, max_epochs: float | None) -> "ShardReader":
         """The same source with a different end."""
@@ -166,7 +184,9 @@ class ShardReader(Stage):
         return self.max_epochs is not None
 
     def total_tokens(self) -> float:
-        return math.inf if self.max_epochs is None else self.size().tokens * float(self.max_epochs)
+        if self.max_epochs is None:
+            return math.inf
+        return tokens_in(self._files.counts, self.timeline, float(self.max_epochs))
 
     def source_name(self) -> str:
         return self.name
@@ -176,10 +196,14 @@ class ShardReader(Stage):
         """The size of blocks in what the counts count: tokens, or bytes of text."""
         return self.block_tokens * (TOKEN_BYTES if self.counts.text else 1)
 
+    def plan(self, lanes: int) -> BlockPlan:
+        """How this source is cut into blocks."""
+        return plan_blocks(self._files.counts, self.timeline, lanes, self.block_size)
+
     def block_order(self, lane: Lane) -> LaneOrder:
         """The blocks of this source in the order in which a lane reads them."""
         return LaneOrder(
-            cut_blocks(self.counts, lane.count, self.block_size),
+            self.plan(lane.count),
             lane=lane.index,
             lanes=lane.count,
             seed=lane.seed,

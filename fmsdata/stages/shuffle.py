@@ -135,7 +135,7 @@ class _ShuffleIterator(StageIterator):
     def __init__(self, stage: Shuffle, lane: Lane, state: State | None) -> None:
         self._sizes = stage.sizes()
         self._only_plans = stage.below.only_plans() and len(self._sizes) == 1
-        self._spread = lane.spread
+        self._spread, self._frugal = lane.spread, lane.frugal
         self._key = key_of(lane.seed, "shuffle", lane.source, lane.index, stage.twins_below())
         self._below = Cursor(stage.below.open(lane, part(state, "below")))
         self._number = number(state, "window")  # of the first window that was read last
@@ -187,7 +187,7 @@ class _ShuffleIterator(StageIterator):
 
     def _next_windows(self) -> int:
         """How many windows are read next."""
-        most = max(1, AT_ONCE // self._sizes[-1]) if self._only_plans else 1
+        most = max(1, AT_ONCE // self._sizes[-1]) if self._only_plans and not self._frugal else 1
         return 1 + int(self._spread * most) if self._is_second else most
 
     def _take(self) -> Chunk:

@@ -127,7 +127,10 @@ def load(
             "the checkpoint is not complete; restore the file, or resume from another checkpoint"
         )
     needed = range(world_size) if loader is None else _needed(loader, world_size)
-    return [_read(files, rank, world_size) for rank in needed]
+    states = [_read(files, rank, world_size) for rank in needed]
+    if loader is None or isinstance(loader, RowLoader) or not loader.data.needs_all_lanes(states[0]["loader"]):
+        return states
+    return [_read(files, rank, world_size) for rank in range(world_size)]
 
 
 def restore(
@@ -159,7 +162,7 @@ def restore(
         )
     own = by_rank.get(loader.rank, {}).get("generators", {})
     ready = prepare_generators(own, loader.seed, first["step"], loader.rank)
-    loader_states = [state["loader"] for state in by_rank.values()]
+    loader_states = states["loader"] if isinstance(states, Mapping) else [each["loader"] for each in by_rank.values()]
     if scheduler is None:
         loader.load_state_dict(loader_states)
     else:

@@ -1,0 +1,125 @@
+"""How a corpus has grown since it was indexed: the generation of each shard.
+
+The first index makes generation 0. Each later one that finds new shards gives them the next number.
+`fmsdata index --append` also says that running states may take them up. A shard that changed or is
+gone ends the history: no state from before resumes with that.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from fmsdata.core.wording import counted, few
+from fmsdata.corpus.counts_csv import Count, all_counts
+from fmsdata.corpus.manifest import Growth, Manifest
+from fmsdata.corpus.manifest_writing import manifest_of
+from fmsdata.errors import CountsError, DataError, FmsdataError
+from fmsdata.storage.clients.base import Entry
+from fmsdata.storage.location import Location
+
+SHOWN = 5  # shards in a message
+
+
+class Grown(NamedTuple):
+    """The generations of all shards now; None if there is only one."""
+
+    growth: Growth | None
+    added: int  # shards that were not there before
+    notes: list[str]
+
+
+class _Known(NamedTuple):
+    """A shard when the corpus was last indexed."""
+
+    size: int | None
+    held: Count
+    generation: int
+
+
+def grow(root: Location, entries: Sequence[Entry], counts: Mapping[str, Count], *, append: bool) -> Grown:
+    """Compare the shards with those that were indexed before. With `append`, they must all be there, unchanged."""
+    manifest = _manifest(root, append=append)
+    known = _of_counts(root, entries) if manifest is None and append else _of_manifest(manifest)
+    if append and not known:
+        raise DataError(
+            f"{root}: nothing to append to: there is no manifest and no counts in {root / 'meta'}, so the shards that "
+            "runs have read until now are unknown; move the new shards away, run `fmsdata index`, move them back, and "
+            "run `fmsdata index --append`"
+        )
+    differences = list(_differences(known, entries, counts))
+    if differences and append:
+        raise CountsError(
+            f"{root}: shards that were indexed before must stay as they are: {few(differences, SHOWN, '; ')}; nothing "
+            "was written. Restore them to append to the corpus. `fmsdata index` without --append makes a new "
+            "beginning, with which no saved run resumes"
+        )
+    notes = []
+    if differences:
+        known = {}
+        notes.append(
+            f"warning: {few(differences, SHOWN, '; ')}: a run that has read these sources does not resume with that"
+        )
+    added = [entry.name for entry in entries if entry.name not in known] if known else []
+    newest = max((shard.generation for shard in known.values()), default=0)
+    appended = manifest.appended if manifest is not None and known else 0
+    if added:
+        newest += 1
+    if append:
+        if not added:
+            notes.append(_nothing_new(newest > appended))
+        appended = newest
+    elif added:
+        notes.append(
+            f"warning: {counted(len(added), 'shard')} new, such as {added[0]}: a run that has begun does not resume "
+            "with more shards; run `fmsdata index --append` to let it read them from the next epoch on"
+        )
+    generations = [known[entry.name].generation if entry.name in known else newest for entry in entries]
+    growth = Growth(generations, appended) if known and newest else None
+    return Grown(growth, len(added), notes)
+
+
+def _nothing_new(unread: bool) -> str:
+    if unread:
+        return "no new shards since the last index; runs may read those that it found from the next epoch on"
+    return "no new shards: nothing was appended"
+
+
+def _manifest(root: Location, *, append: bool) -> Manifest | None:
+    try:
+        return manifest_of(root)
+    except FmsdataError:  # it is damaged
+        if append:
+            raise
+        return None
+
+
+def _of_manifest(manifest: Manifest | None) -> dict[str, _Known]:
+    rows = None if manifest is None else manifest.rows("")
+    if rows is None:
+        return {}
+    columns = rows.sizes.tolist(), rows.documents.tolist(), rows.tokens.tolist()
+    generations = [0] * len(rows) if rows.generations is None else rows.generations.tolist()
+    return {
+        name: _Known(size, (documents, tokens), generation)
+        for name, size, documents, tokens, generation in zip(rows.names, *columns, generations, strict=True)
+    }
+
+
+def _of_counts(root: Location, entries: Sequence[Entry]) -> dict[str, _Known]:
+    """The shards in the counts beside a corpus without a manifest."""
+    return {name: _Known(None, count, 0) for name, count in all_counts(root, [entry.name for entry in entries]).items()}
+
+
+def _differences(known: Mapping[str, _Known], entries: Sequence[Entry], counts: Mapping[str, Count]) -> Iterator[str]:
+    """The shards that are not as they were, in words."""
+    sizes = {entry.name: entry.size for entry in entries}
+    for name, (size, held, _) in known.items():
+        if name not in sizes:
+            yield f"{name} is gone"
+        elif counts[name] != held:
+            yield f"{name} had {_words(held)}, and has {_words(counts[name])} now"
+        elif size is not None and size != sizes[name]:
+            yield f"{name} had {counted(size, 'byte')}, and has {sizes[name]:,} now"
+
+
+def _words(count: Count) -> str:
+    return f"{counted(count[0], 'document')} and {counted(count[1], 'token')}"
