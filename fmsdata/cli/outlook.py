@@ -15,6 +15,7 @@ from fmsdata.loader.pass_end import checked_evaluation, plan_folder
 from fmsdata.planning.blocks import cut_blocks
 from fmsdata.planning.drift import drift, lanes_within
 from fmsdata.planning.schedule import Schedule, Segment
+from fmsdata.prefetch.budget import RESERVED
 from fmsdata.run.shares import expected_tokens
 from fmsdata.stages.delimit import Delimit
 from fmsdata.stages.mixture import Mixture, stages_down_to_mixture
@@ -53,6 +54,7 @@ def outlook(run: Run, tokens: int | None, world_size: int) -> dict[str, Any]:
     prefetched = max((storage.prefetch_bytes for storage in remote), default=0)
     in_windows = _remote_in_windows(readers, sources, line * window * lanes_per_worker)
     room = max((storage.spool.limit for storage in remote if storage.spool is not None), default=0)
+    in_memory = prefetched - int(prefetched * RESERVED) if room else prefetched
     windows = _windows(sources, line, window, lanes_per_worker)
     tokenized = _tokenized(mixture, sources, data.lines.window_tokens(), lanes_per_worker)
     report = {
@@ -89,7 +91,7 @@ def outlook(run: Run, tokens: int | None, world_size: int) -> dict[str, Any]:
         "memory_per_worker_bytes": windows + tokenized + _memory(run, sources, line, lanes_per_worker) + prefetched,
         "remote_shards_per_worker_bytes": prefetched,
         "remote_shards_in_windows_bytes": in_windows,
-        "remote_shards_spooled_per_worker_bytes": min(room, max(0, int(ROOM * in_windows) - prefetched)),
+        "remote_shards_spooled_per_worker_bytes": min(room, max(0, int(ROOM * in_windows) - in_memory)),
     }
     return {**report, "warnings": list(_warnings(report, mixture))}
 
@@ -267,11 +269,13 @@ def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
             f"{report['windows_per_worker_bytes'] / 1e9:.1f} GB per worker; set shuffle.distance or shuffle.window, "
             "or use more ranks or fewer lanes"
         )
-    needed, held = ROOM * report["remote_shards_in_windows_bytes"], report["remote_shards_per_worker_bytes"]
-    if needed > held + (spooled := report["remote_shards_spooled_per_worker_bytes"]) + 1:
+    needed, budget = ROOM * report["remote_shards_in_windows_bytes"], report["remote_shards_per_worker_bytes"]
+    spooled = report["remote_shards_spooled_per_worker_bytes"]
+    held = budget - int(budget * RESERVED) if spooled else budget
+    if needed > held + spooled + 1:
         yield (
             f"the shuffle windows of a worker hold {short(needed / ROOM)}B of remote shards, which does not fit into "
-            f"storage.prefetch_bytes ({short(held)}B){f' and storage.spool ({short(spooled)}B)' if spooled else ''}: "
+            f"storage.prefetch_bytes ({short(budget)}B){f' and storage.spool ({short(spooled)}B)' if spooled else ''}: "
             f"blocks are fetched again and again; set storage.spool.limit to {math.ceil((needed - held) / 1e6):,}MB, "
             "or set a smaller shuffle.distance or shuffle.window"
         )
