@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -23,6 +23,7 @@ from fmsdata.stages.pack import MODES
 from fmsdata.stages.shard_reader import CHUNK_DOCUMENTS, CHUNK_TOKENS, ShardReader
 from fmsdata.stages.shuffle import Shuffle
 from fmsdata.stages.tokenize import is_counted, reader_of, tokenizer_of
+from fmsdata.storage.spool import shortage
 
 LARGEST_DRIFT = 0.05  # of an epoch, above which a source is warned about
 LARGE_WINDOWS = 4 << 30  # bytes of the windows of a worker
@@ -94,6 +95,17 @@ def outlook(run: Run, tokens: int | None, world_size: int) -> dict[str, Any]:
         "remote_shards_spooled_per_worker_bytes": min(room, max(0, int(ROOM * in_windows) - in_memory)),
     }
     return {**report, "warnings": list(_warnings(report, mixture))}
+
+
+def _shortages(readers: Iterable[ShardReader], size: int) -> Iterator[str]:
+    """Spools that would not take this many bytes on this machine."""
+    if size:
+        spools = {reader.path.storage.spool for reader in readers if reader.path.local is None}
+        for problem in sorted({shortage(spool, size) for spool in spools if spool is not None} - {""}):
+            yield (
+                f"storage.spool needs {short(size)}B for each worker, and on this machine {problem}: give "
+                "storage.spool.path a folder on a disk with room, or set a smaller shuffle.distance or shuffle.window"
+            )
 
 
 def _all_tokens(mixture: Mixture, epochs: int | None) -> int:
@@ -269,6 +281,7 @@ def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
             f"{report['windows_per_worker_bytes'] / 1e9:.1f} GB per worker; set shuffle.distance or shuffle.window, "
             "or use more ranks or fewer lanes"
         )
+    yield from _shortages(readers.values(), report["remote_shards_spooled_per_worker_bytes"])
     needed, budget = ROOM * report["remote_shards_in_windows_bytes"], report["remote_shards_per_worker_bytes"]
     spooled = report["remote_shards_spooled_per_worker_bytes"]
     held = budget - int(budget * RESERVED) if spooled else budget
