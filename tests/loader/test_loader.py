@@ -296,11 +296,10 @@ def test_a_resume_does_as_much_at_any_step(corpus: Path) -> None:
 
     loader = fmsdata.build_loader(config, rank=0, world_size=1)
     states = {}
-    for step in range(1, 4001):
+    for step in range(1, 6001):
         next(loader)
-        if step in (40, 400, 4000):
+        if step in (2000, 6000):
             states[step] = loader.state_dict()
     loader.close()
-    calls(states[40])  # what is made once
-    first, *others = (calls(state) for state in states.values())
-    assert max(others) < 1.3 * first, (first, others)
+    calls(states[2000])  # what is made once
+    assert calls(states[6000]) < 1.2 * calls(states[2000])
