@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -15,6 +15,7 @@ from fmsdata.loader.pass_end import checked_evaluation, plan_folder
 from fmsdata.planning.blocks import cut_blocks
 from fmsdata.planning.drift import drift, lanes_within
 from fmsdata.planning.schedule import Schedule, Segment
+from fmsdata.prefetch.budget import RESERVED
 from fmsdata.run.shares import expected_tokens
 from fmsdata.stages.delimit import Delimit
 from fmsdata.stages.mixture import Mixture, stages_down_to_mixture
@@ -22,6 +23,7 @@ from fmsdata.stages.pack import MODES
 from fmsdata.stages.shard_reader import CHUNK_DOCUMENTS, CHUNK_TOKENS, ShardReader
 from fmsdata.stages.shuffle import Shuffle
 from fmsdata.stages.tokenize import is_counted, reader_of, tokenizer_of
+from fmsdata.storage.spool import shortage
 
 LARGEST_DRIFT = 0.05  # of an epoch, above which a source is warned about
 LARGE_WINDOWS = 4 << 30  # bytes of the windows of a worker
@@ -53,6 +55,7 @@ def outlook(run: Run, tokens: int | None, world_size: int) -> dict[str, Any]:
     prefetched = max((storage.prefetch_bytes for storage in remote), default=0)
     in_windows = _remote_in_windows(readers, sources, line * window * lanes_per_worker)
     room = max((storage.spool.limit for storage in remote if storage.spool is not None), default=0)
+    in_memory = prefetched - int(prefetched * RESERVED) if room else prefetched
     windows = _windows(sources, line, window, lanes_per_worker)
     tokenized = _tokenized(mixture, sources, data.lines.window_tokens(), lanes_per_worker)
     report = {
@@ -89,9 +92,20 @@ def outlook(run: Run, tokens: int | None, world_size: int) -> dict[str, Any]:
         "memory_per_worker_bytes": windows + tokenized + _memory(run, sources, line, lanes_per_worker) + prefetched,
         "remote_shards_per_worker_bytes": prefetched,
         "remote_shards_in_windows_bytes": in_windows,
-        "remote_shards_spooled_per_worker_bytes": min(room, max(0, int(ROOM * in_windows) - prefetched)),
+        "remote_shards_spooled_per_worker_bytes": min(room, max(0, int(ROOM * in_windows) - in_memory)),
     }
     return {**report, "warnings": list(_warnings(report, mixture))}
+
+
+def _shortages(readers: Iterable[ShardReader], size: int) -> Iterator[str]:
+    """Spools that would not take this many bytes on this machine."""
+    if size:
+        spools = {reader.path.storage.spool for reader in readers if reader.path.local is None}
+        for problem in sorted({shortage(spool, size) for spool in spools if spool is not None} - {""}):
+            yield (
+                f"storage.spool needs {short(size)}B for each worker, and on this machine {problem}: give "
+                "storage.spool.path a folder on a disk with room, or set a smaller shuffle.distance or shuffle.window"
+            )
 
 
 def _all_tokens(mixture: Mixture, epochs: int | None) -> int:
@@ -267,11 +281,14 @@ def _warnings(report: Mapping[str, Any], mixture: Mixture) -> Iterator[str]:
             f"{report['windows_per_worker_bytes'] / 1e9:.1f} GB per worker; set shuffle.distance or shuffle.window, "
             "or use more ranks or fewer lanes"
         )
-    needed, held = ROOM * report["remote_shards_in_windows_bytes"], report["remote_shards_per_worker_bytes"]
-    if needed > held + (spooled := report["remote_shards_spooled_per_worker_bytes"]) + 1:
+    yield from _shortages(readers.values(), report["remote_shards_spooled_per_worker_bytes"])
+    needed, budget = ROOM * report["remote_shards_in_windows_bytes"], report["remote_shards_per_worker_bytes"]
+    spooled = report["remote_shards_spooled_per_worker_bytes"]
+    held = budget - int(budget * RESERVED) if spooled else budget
+    if needed > held + spooled + 1:
         yield (
             f"the shuffle windows of a worker hold {short(needed / ROOM)}B of remote shards, which does not fit into "
-            f"storage.prefetch_bytes ({short(held)}B){f' and storage.spool ({short(spooled)}B)' if spooled else ''}: "
+            f"storage.prefetch_bytes ({short(budget)}B){f' and storage.spool ({short(spooled)}B)' if spooled else ''}: "
             f"blocks are fetched again and again; set storage.spool.limit to {math.ceil((needed - held) / 1e6):,}MB, "
             "or set a smaller shuffle.distance or shuffle.window"
         )

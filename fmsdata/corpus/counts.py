@@ -30,6 +30,7 @@ from fmsdata.corpus.text_counts import find_text, holds_text
 from fmsdata.corpus.text_index import TextEntry, summed
 from fmsdata.errors import CountsError, DataError
 from fmsdata.formats import SUFFIXES, format_of, open_shard, read_layout
+from fmsdata.formats.base import Data
 from fmsdata.formats.parquet import NoColumn
 from fmsdata.planning.counts import Counts
 from fmsdata.prefetch.range_queue import drive
@@ -259,5 +260,5 @@ def count_remote(
     return counted
 
 
-async def _read(connection: Connection, path: str, version: str | None, wanted: Range) -> bytes:
+async def _read(connection: Connection, path: str, version: str | None, wanted: Range) -> Data:
     return (await connection.read(path, wanted.start, wanted.stop, version)).data

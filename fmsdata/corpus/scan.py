@@ -201,7 +201,7 @@ def _joined(block: Block[Any]) -> tuple[Tokens, Ints]:
 
 
 async def _read(file: Location, version: str | None, wanted: Range) -> bytes:
-    return (await file.connection.read(file.path, wanted.start, wanted.stop, version)).data
+    return bytes((await file.connection.read(file.path, wanted.start, wanted.stop, version)).data)
 
 
 def _one_ahead(file: Location, waiting: Sequence[Callable[[], Coroutine[Any, Any, Read]]]) -> Iterator[Read]:

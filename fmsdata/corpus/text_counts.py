@@ -20,7 +20,7 @@ from fmsdata.corpus.text_cache import TextCache, version_key
 from fmsdata.corpus.text_index import FILE, TextEntry, TextIndex, line_entry, read_table, write_table
 from fmsdata.errors import ConfigError, CountsError, DataError, DeniedError, MissingError
 from fmsdata.formats import format_of
-from fmsdata.formats.base import Reading, read_ranges
+from fmsdata.formats.base import Data, Reading, read_ranges
 from fmsdata.formats.line_index import index_lines
 from fmsdata.formats.parquet import NAMES, ParquetRows, read_parquet_footer
 from fmsdata.prefetch.range_queue import drive
@@ -119,7 +119,7 @@ def _read_remote(
     entries: dict[str, TextEntry | None] = {}
     waiting = iter(files)
 
-    async def read(path: str, version: str | None, wanted: Range) -> bytes:
+    async def read(path: str, version: str | None, wanted: Range) -> Data:
         return (await connection.read(path, wanted.start, wanted.stop, version)).data
 
     async def work() -> None:

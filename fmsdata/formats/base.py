@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from fmsdata.core.blocks import Block
 from fmsdata.core.keys import Ints
+from fmsdata.core.pages import Data as Data
 from fmsdata.core.ranges import Range
 from fmsdata.core.tokens import StoredTokens, Tokens
 
 Read = TypeVar("Read")
-Data: TypeAlias = bytes | memoryview
 # Asks for ranges of a file, is sent their bytes in the same order, asks again or returns a result.
 Reading: TypeAlias = Generator[list[Range], Sequence[Data], Read]
 

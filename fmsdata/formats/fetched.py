@@ -2,14 +2,17 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from fmsdata.core.blocks import Block
 from fmsdata.core.ranges import Range
 from fmsdata.core.tokens import Tokens
-from fmsdata.formats.base import Data, Read, Reading
+from fmsdata.formats.base import Data, Layout, Read, Reading
 from fmsdata.formats.damage import Truncated
+
+Known: TypeAlias = tuple[int, Data]  # the first byte and the bytes
 
 
 class Fetched:
@@ -64,6 +67,74 @@ class Fetched:
             if index >= 0 and part.stop - starts[index] <= len(data[index]):
                 return step, index
         return None
+
+
+def reuse(reading: Reading[Read], parts: Sequence[Known]) -> Reading[Read]:
+    """The same reading, without requests for bytes that are known, at either end of a range."""
+    for first, data in parts:
+        reading = _reuse(reading, first, memoryview(data))
+    return reading
+
+
+def _reuse(reading: Reading[Read], first: int, data: memoryview) -> Reading[Read]:
+    end = first + len(data)
+    try:
+        ranges = next(reading)
+        while True:
+            asked = [_unknown(start, stop, first, end) for start, stop in ranges]
+            missing = [each for each in asked if each.start < each.stop]
+            found = iter((yield missing) if missing else [])
+            answers: list[Data] = []
+            for (start, stop), (low, high) in zip(ranges, asked, strict=True):
+                if (low, high) == (start, stop):
+                    answers.append(next(found) if start < stop else b"")
+                elif low < high:
+                    before, behind = (
+                        data[max(0, start - first) : max(0, low - first)],
+                        data[high - first : stop - first],
+                    )
+                    answers.append(b"".join([before, next(found), behind]))
+                else:
+                    answers.append(data[start - first : stop - first])
+            ranges = reading.send(answers)
+    except StopIteration as done:
+        result: Read = done.value
+        return result
+
+
+def _unknown(start: int, stop: int, first: int, end: int) -> Range:
+    """The part of a range that is not between two places. All of it, if it would be in two parts."""
+    if first <= start < end:
+        return Range(min(stop, end), stop)
+    return Range(start, first if start < first < stop <= end else stop)
+
+
+class PartlyKnown:
+    """A layout that was fetched with other bytes of its file, which blocks don't fetch again.
+
+    `forget` gives up these bytes.
+    """
+
+    def __init__(self, layout: Layout, parts: Sequence[Known]) -> None:
+        self.text, self.documents, self.known_tokens = layout.text, layout.documents, layout.known_tokens
+        self.nbytes = layout.nbytes
+        self._layout = layout
+        # Copies, which keep nothing else in memory.
+        self._parts: list[Known] = [(first, bytes(data)) for first, data in parts if data]
+
+    @property
+    def known(self) -> int:
+        """Bytes."""
+        return sum(len(data) for _, data in self._parts)
+
+    def forget(self) -> None:
+        self._parts = []
+
+    def block(self, first: int, stop: int) -> Reading[Block[Tokens]]:
+        return (yield from reuse(self._layout.block(first, stop), self._parts))
+
+    def tokens(self) -> Reading[int]:
+        return (yield from reuse(self._layout.tokens(), self._parts))
 
 
 def in_parts(reading: Reading[Read], most: int) -> Reading[Read]:

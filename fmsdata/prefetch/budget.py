@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+RESERVED = 3 / 8  # with a spool: for plans of lines, responses on their way, layouts, and what the allocator keeps
 LENT = 3 / 4  # of the budget, for what the pipeline holds: the rest is for what comes next
 
 
@@ -14,14 +15,15 @@ class Budget:
     """
 
     bytes: int
+    reserved: int = 0  # for what is not counted here
     ahead: int = 0  # fetched ahead, or being fetched
     lent: int = 0  # held by the pipeline
     whole: int = 0  # sources that are kept whole
 
     @property
     def total(self) -> int:
-        """For all but the sources that are kept whole."""
-        return self.bytes - self.whole
+        """For blocks, but for the sources that are kept whole."""
+        return self.bytes - self.reserved - self.whole
 
     @property
     def used(self) -> int:

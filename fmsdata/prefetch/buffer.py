@@ -15,7 +15,7 @@ from fmsdata.core.blocks import Address, Block
 from fmsdata.core.lane import Lane
 from fmsdata.core.tokens import StoredTokens, Tokens
 from fmsdata.planning.lane_order import LaneOrder
-from fmsdata.prefetch.budget import Budget
+from fmsdata.prefetch.budget import RESERVED, Budget
 from fmsdata.prefetch.decoded import DecodedBatches
 from fmsdata.prefetch.fetch_ahead import FetchAhead
 from fmsdata.prefetch.loans import Loans
@@ -42,7 +42,8 @@ class PrefetchBuffer:
         self.decoded = DecodedBatches(storage.prefetch_bytes // DECODED)  # used in the event loop alone
         self.queues = RangeQueues(storage)
         self._waiter = Waiter()
-        self._budget = Budget(storage.prefetch_bytes)
+        reserved = 0 if storage.spool is None else int(storage.prefetch_bytes * RESERVED)
+        self._budget = Budget(storage.prefetch_bytes, reserved)
         self._whole_sources = WholeSources(self._budget, self._waiter, enabled=all_lanes)
         self._ahead = FetchAhead(self._budget, storage.connections, self._whole_sources)
         self._spool = None if storage.spool is None else Spool(storage.spool)

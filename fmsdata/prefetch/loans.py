@@ -15,6 +15,7 @@ from fmsdata.core.blocks import Address, Block
 from fmsdata.core.keys import Ints
 from fmsdata.core.tokens import StoredTokens, Tokens
 from fmsdata.errors import FmsdataWarning
+from fmsdata.formats.base import Data
 from fmsdata.prefetch.budget import Budget
 from fmsdata.prefetch.fetch_ahead import FetchAhead
 from fmsdata.prefetch.held_tokens import HeldTokens
@@ -102,14 +103,18 @@ class Loans:
         if budget.total and budget.used > budget.total:
             self.sweep()
             self._ahead.sweep()
-            if self._spool is not None and not self._spool.problem:  # rather than give up what was fetched ahead
+            if not self._has_no_room():  # nothing that was fetched ahead is given up
                 self._lent.revoke_down_to(budget.total - budget.ahead)
                 budget.lent = self._lent.bytes
-            while budget.used > budget.total and self._ahead.drop_farthest():
+            while budget.used > budget.total and self._has_no_room() and self._ahead.drop_farthest():
                 pass
         self._lent.revoke_down_to(budget.most_lent)
         budget.lent = self._lent.bytes
         return number
+
+    def _has_no_room(self) -> bool:
+        """Whether nothing can be moved to the disk. (Else too much is held by less than a block, for a moment.)"""
+        return self._spool is None or bool(self._spool.problem)
 
     def spool(self, tokens: Tokens) -> SpooledTokens | None:
         """The tokens on the disk, if they can be there."""
@@ -129,7 +134,7 @@ class Loans:
         self._lent.sweep()
         self._budget.lent = self._lent.bytes
 
-    def fetch_range(self, source: RemoteSource, shard: int, start: int, stop: int) -> bytes:
+    def fetch_range(self, source: RemoteSource, shard: int, start: int, stop: int) -> Data:
         """Bytes of tokens that were revoked."""
         self._count_again(stop - start)
         return self._waiter.wait(source.fetch_range(shard, start, stop))

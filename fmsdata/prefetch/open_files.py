@@ -27,15 +27,23 @@ from fmsdata.prefetch.look_ahead import LookAhead
 from fmsdata.prefetch.remote_source import RemoteSource
 from fmsdata.prefetch.shard_files import ShardFiles
 from fmsdata.storage.local import Recent
-from fmsdata.storage.mapped import MappedFile, MappedFiles, Versions
+from fmsdata.storage.mapped import SMALL, MappedFile, MappedFiles, Versions, most_mappings
 from fmsdata.storage.settings import Storage
 from fmsdata.storage.stats import StorageStats
 
-OPEN_SHARDS = 256
+LEAST_OPEN, MOST_OPEN = 256, 4096  # shards: opening one again takes longer than reading a block of it
+MAPPINGS_SHARE = 1 / 16  # of all that a process may have
+OPEN_BYTES = 128 << 20  # of memory for more than the least
+SHARD_BYTES, DOCUMENT_BYTES = 1 << 12, 24  # that an open shard takes, roughly, besides small files
 
 
 def _ignore(block: BlockName) -> None:
     """The default: nothing is done with it."""
+
+
+def _memory(opened: tuple[MappedFile, Shard]) -> int:
+    file, shard = opened
+    return SHARD_BYTES + DOCUMENT_BYTES * shard.documents + (file.size if file.size <= SMALL else 0)
 
 
 class OpenFiles:
@@ -48,9 +56,10 @@ class OpenFiles:
     def __init__(
         self, share: float = 0.0, on_read: Callable[[BlockName], None] = _ignore, versions: Versions | None = None
     ) -> None:
-        self.shards: Recent[tuple[MappedFile, Shard]] = Recent(OPEN_SHARDS)
+        most = max(LEAST_OPEN, min(MOST_OPEN, int(most_mappings() * MAPPINGS_SHARE)))
+        self.shards: Recent[tuple[MappedFile, Shard]] = Recent(most, LEAST_OPEN, OPEN_BYTES, _memory)
         self.mapped = MappedFiles(versions)
-        self._shared: Recent[Any] = Recent(OPEN_SHARDS)
+        self._shared: Recent[Any] = Recent(most)
         self.reading_now: BlockName | None = None  # the last block that a lane began to read
         self._on_read = on_read
         self.share = share

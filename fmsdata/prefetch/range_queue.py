@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from fmsdata.core.ranges import Range, worth_bridging
-from fmsdata.formats.base import Reading
+from fmsdata.core.pages import page_copy
+from fmsdata.core.ranges import Range
+from fmsdata.formats.base import Data, Reading
 from fmsdata.storage.connection import Connection
 from fmsdata.storage.disk_cache import DiskCache
 from fmsdata.storage.io_thread import together
@@ -24,6 +25,7 @@ from fmsdata.storage.stats import StorageStats
 
 Read = TypeVar("Read")
 MERGED_BYTES = 4 << 20  # at most in one merged request: a larger one would delay the others
+PADDING = 64  # bytes between two ranges that nobody needs: a longer gap holds what another block needs
 Priority: TypeAlias = tuple[float, int, float]  # the smallest first
 NOW: Priority = (-math.inf, 0, 0.0)
 
@@ -51,7 +53,7 @@ class _Request:
     file: RemoteFile
     start: int
     stop: int
-    result: "asyncio.Future[bytes]" = field(repr=False)
+    result: "asyncio.Future[Data]" = field(repr=False)
     waiting: bool = True  # not being fetched yet
     users: int = 0  # readers that wait for it
 
@@ -76,9 +78,7 @@ class RangeQueue:
         self._cache_reads, self._cache_writes = asyncio.Semaphore(4), asyncio.Lock()  # the cache is one disk
         self._before = replace(connection.traffic)
 
-    async def read(self, file: RemoteFile, requested: Range, urgency: Urgency) -> bytes:
-        if self._closed:
-            raise asyncio.CancelledError
+    async def read(self, file: RemoteFile, requested: Range, urgency: Urgency) -> Data:
         if requested.start >= requested.stop:
             return b""
         cache, key = self._cache if file.version is not None else None, ""
@@ -89,6 +89,47 @@ class RangeQueue:
             if found is not None:
                 self._cached_bytes += len(found)
                 return found
+        request = self._request(file, requested, urgency)
+        try:
+            data = await asyncio.shield(request.result)
+        finally:
+            self._release(request, urgency)
+        if cache is not None:
+            async with self._cache_writes:
+                await asyncio.to_thread(cache.put, key, data)
+        return data
+
+    async def drive(self, reading: Reading[Read], file: RemoteFile, urgency: Urgency) -> Read:
+        """Read the ranges of a file that a sans-I/O reader requests, until it returns its result.
+
+        What it reads and remembers for other readers is not read again by those that began meanwhile:
+        a request ends when the reader has seen its result.
+        """
+        if self._cache is not None:
+            return await drive(reading, lambda part: self.read(file, part, urgency))
+        try:
+            ranges = next(reading)
+            while True:
+                requests: list[_Request | None] = []
+                try:
+                    requests += (
+                        self._request(file, each, urgency) if each.start < each.stop else None for each in ranges
+                    )
+                    ranges = reading.send(
+                        [b"" if request is None else await asyncio.shield(request.result) for request in requests]
+                    )
+                finally:
+                    for request in requests:
+                        if request is not None:
+                            self._release(request, urgency)
+        except StopIteration as end:
+            value: Read = end.value
+            return value
+
+    def _request(self, file: RemoteFile, requested: Range, urgency: Urgency) -> _Request:
+        """Request a range, or join the readers that wait for it. Must be released."""
+        if self._closed:
+            raise asyncio.CancelledError
         same = file.path, *requested
         request = self._requested.get(same)
         if request is None:
@@ -100,19 +141,16 @@ class RangeQueue:
         if request.waiting:
             self._push(request, urgency)
             self._dispatch()
-        try:
-            data = await asyncio.shield(request.result)
-        finally:
-            urgency.requests.discard(request)
-            request.users -= 1
-            if not request.users:
-                del self._requested[same]
-                if request.waiting:
-                    self._remove(request)
-        if cache is not None:
-            async with self._cache_writes:
-                await asyncio.to_thread(cache.put, key, data)
-        return data
+        return request
+
+    def _release(self, request: _Request, urgency: Urgency) -> None:
+        """A reader needs a range no more."""
+        urgency.requests.discard(request)
+        request.users -= 1
+        if not request.users:
+            del self._requested[request.file.path, request.start, request.stop]
+            if request.waiting:
+                self._remove(request)
 
     def hurry(self, urgency: Urgency) -> None:
         """Read this before everything that is not needed yet."""
@@ -181,16 +219,16 @@ class RangeQueue:
         """The request, and those before and after it that can be read with it."""
         waiting = self._waiting[request.file.path]
         first = last = self._position(request)
-        start, stop, useful = request.start, request.stop, request.stop - request.start
+        start, stop = request.start, request.stop
         while True:
             for position, step in ((last + 1, 1), (first - 1, -1)):
                 if not 0 <= position < len(waiting):
                     continue
                 other = waiting[position][2]
                 begin, end = min(start, other.start), max(stop, other.stop)
-                more = useful + other.stop - other.start
-                if end - begin <= MERGED_BYTES and worth_bridging(end - begin - more, more):
-                    start, stop, useful = begin, end, more
+                gap = max(other.start - stop, start - other.stop)
+                if end - begin <= MERGED_BYTES and gap <= PADDING:
+                    start, stop = begin, end
                     first, last = (first, position) if step > 0 else (position, last)
                     break
             else:
@@ -220,8 +258,8 @@ class RangeQueue:
             for request in requests:
                 if not request.result.done():
                     # A copy: a view would keep all of the data in memory as long as any part of it.
-                    part = data if len(requests) == 1 else data[request.start - start : request.stop - start]
-                    request.result.set_result(part)
+                    part = memoryview(data)[request.start - start : request.stop - start]
+                    request.result.set_result(data if len(requests) == 1 else page_copy(part))
         except asyncio.CancelledError:  # the queue is closed, or the loop ends
             self._heap.clear()
             for request in requests:
@@ -260,7 +298,7 @@ class RangeQueues:
             connection.soon(queue.close)
 
 
-async def drive(reading: Reading[Read], read: Callable[[Range], Coroutine[Any, Any, bytes]]) -> Read:
+async def drive(reading: Reading[Read], read: Callable[[Range], Coroutine[Any, Any, Data]]) -> Read:
     """Read the ranges that a sans-I/O reader requests, until it returns its result."""
     try:
         ranges = next(reading)

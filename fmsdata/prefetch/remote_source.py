@@ -1,7 +1,7 @@
 """The remote shards of a source: where their blocks are, and how they are fetched."""
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
@@ -11,13 +11,15 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from fmsdata.core.blocks import Address, Block
+from fmsdata.core.pages import page_memory
 from fmsdata.core.ranges import Range
 from fmsdata.core.tokens import Tokens
 from fmsdata.formats import open_shard, read_layout
-from fmsdata.formats.base import Decoded, Keep, Layout, Reading, Shard
+from fmsdata.formats.base import Data, Decoded, Keep, Layout, Reading, Shard
+from fmsdata.formats.fetched import PartlyKnown
 from fmsdata.planning.blocks import BlockPlan
 from fmsdata.prefetch.decoded import DecodedBatches
-from fmsdata.prefetch.range_queue import NOW, RangeQueue, RangeQueues, RemoteFile, Urgency, drive
+from fmsdata.prefetch.range_queue import NOW, RangeQueue, RangeQueues, RemoteFile, Urgency
 from fmsdata.prefetch.shard_files import ShardFiles
 from fmsdata.storage.connection import Connection
 from fmsdata.storage.io_thread import together
@@ -25,6 +27,7 @@ from fmsdata.storage.mapped import MappedFile
 
 Value = TypeVar("Value")
 LAYOUT_BYTES = 64 << 20  # of layouts that are kept
+KNOWN_BYTES = 8 << 20  # of the ends of their files
 OFFSET_BYTES = 8  # at most, for the place of one document
 DENSE = 128  # layouts with the places of all documents are read if they are at most this part of what is read with them
 MOST_OFFSETS = 16 << 20  # bytes of a source that are kept
@@ -81,7 +84,7 @@ class RemoteSource:
         """Fetch all bytes of a shard."""
         return self._connection.start(self._read_shard(shard, urgency))
 
-    def fetch_range(self, shard: int, start: int, stop: int) -> "Future[bytes]":
+    def fetch_range(self, shard: int, start: int, stop: int) -> "Future[Data]":
         """Fetch some bytes of a shard."""
         return self._connection.start(self.queue.read(self._remote(shard), Range(start, stop), Urgency(NOW)))
 
@@ -145,13 +148,13 @@ class RemoteSource:
     async def _read_shard(self, shard: int, urgency: Urgency) -> pa.Buffer:
         await self._check_version(shard)
         file = self._remote(shard)
-        data = bytearray(file.size)
+        data = page_memory(file.size)
 
         async def read(part: Range) -> None:
             data[part.start : part.stop] = await self.queue.read(file, part, urgency)
 
         await together(read(Range(start, min(start + PART, file.size))) for start in range(0, file.size, PART))
-        return pa.py_buffer(memoryview(data).toreadonly())
+        return pa.py_buffer(data.toreadonly())
 
     def _keep(self, shard: int, part: int, decode: Callable[[], Decoded]) -> Decoded:
         """Keep what was decoded. Called in the event loop."""
@@ -165,8 +168,7 @@ class RemoteSource:
             await self._connection.check(file.path, file.version, file.owner)
 
     async def _drive(self, reading: Reading[Value], shard: int, urgency: Urgency) -> Value:
-        file = self._remote(shard)
-        return await drive(reading, lambda part: self.queue.read(file, part, urgency))
+        return await self.queue.drive(reading, self._remote(shard), urgency)
 
 
 class CopyLayout:
@@ -198,6 +200,8 @@ class LayoutCache:
     def __init__(self) -> None:
         self._bytes = 0
         self._kept: OrderedDict[tuple[RemoteSource, int], tuple[asyncio.Task[Layout], Urgency]] = OrderedDict()
+        self._known_bytes = 0
+        self._known: deque[PartlyKnown] = deque()
 
     async def get(self, source: RemoteSource, shard: int, urgency: Urgency) -> Layout:
         key = source, shard
@@ -223,7 +227,15 @@ class LayoutCache:
         if task.cancelled() or task.exception() is not None:  # the next request tries again
             del self._kept[key]
             return
-        self._bytes += task.result().nbytes
+        layout = task.result()
+        self._bytes += layout.nbytes
+        if isinstance(layout, PartlyKnown):
+            self._known.append(layout)
+            self._known_bytes += layout.known
+            while self._known_bytes > KNOWN_BYTES:
+                oldest = self._known.popleft()
+                self._known_bytes -= oldest.known
+                oldest.forget()
         for old, (kept, _) in list(self._kept.items()):
             if self._bytes <= LAYOUT_BYTES:
                 break

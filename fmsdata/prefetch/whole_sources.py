@@ -17,7 +17,7 @@ from fmsdata.prefetch.range_queue import Urgency
 from fmsdata.prefetch.remote_source import RemoteSource
 from fmsdata.prefetch.waiter import Waiter
 
-WHOLE = 1 / 2  # of the budget
+WHOLE = 1 / 2  # of the budget for blocks
 SMALL_BLOCK = 1 << 18  # bytes: larger blocks are worth a request each
 IN_WINDOWS = 1 / 16  # of a source
 
@@ -27,7 +27,7 @@ class WholeSources:
 
     def __init__(self, budget: Budget, waiter: Waiter, *, enabled: bool) -> None:
         self._budget, self._waiter = budget, waiter
-        self._limit = budget.bytes * WHOLE if enabled else 0
+        self._limit = budget.total * WHOLE if enabled else 0
         self._shards: dict[RemoteSource, list[_WholeShard] | None] = {}  # None: it is not kept
 
     def keeps(self, look_ahead: LookAhead) -> bool:

@@ -162,7 +162,7 @@ class Connection:
         about = _About(self.url(path), "read")
         data = (await self._request(lambda client: client.read(path, 0, None, None), about, ASSUMED)).data
         self.traffic.bytes += len(data)
-        return data
+        return bytes(data)
 
     async def info(self, path: str) -> Entry:
         """Size and version of a file."""

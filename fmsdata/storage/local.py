@@ -1,5 +1,6 @@
 """Files and folders on a local disk, and what the system says about itself."""
 
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -135,11 +136,17 @@ def boot_id() -> str:
 
 
 class Recent(Generic[Opened]):
-    """A cache of at most `limit` objects. The least recently used one is evicted."""
+    """A cache of at most `most` objects, of which the least recently used is evicted.
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    With `size`, those behind the last `least` are also evicted when all take more than `most_bytes`.
+    """
+
+    def __init__(
+        self, most: int, least: int = 1, most_bytes: float = math.inf, size: Callable[[Opened], int] = lambda _: 0
+    ) -> None:
+        self._most, self._least, self._most_bytes, self._size = most, least, most_bytes, size
         self._kept: OrderedDict[object, Opened] = OrderedDict()
+        self._bytes = 0
 
     def get(self, key: object, open: Callable[[], Opened]) -> Opened:
         """The object under this key; `open` creates it if it is not there."""
@@ -147,6 +154,7 @@ class Recent(Generic[Opened]):
             self._kept.move_to_end(key)
             return self._kept[key]
         self._kept[key] = opened = open()
-        if len(self._kept) > self._limit:
-            self._kept.popitem(last=False)
+        self._bytes += self._size(opened)
+        while len(self._kept) > self._most or (self._bytes > self._most_bytes and len(self._kept) > self._least):
+            self._bytes -= self._size(self._kept.popitem(last=False)[1])
         return opened

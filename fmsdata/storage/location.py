@@ -262,7 +262,7 @@ class Location:
         """The bytes from start to stop, all of them. A remote file must have this version, if one is given."""
         with self._raising("read"):
             if self.local is None:
-                return self.connection.run(self.connection.read(self.path, start, stop, version)).data
+                return bytes(self.connection.run(self.connection.read(self.path, start, stop, version)).data)
             with self.local.open("rb") as file:
                 file.seek(start)
                 data = file.read(stop - start)

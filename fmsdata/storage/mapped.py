@@ -9,6 +9,7 @@ is an error too, and not the end of the process.
 import os
 import stat
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from fmsdata.core.limits import describe_os_error
 from fmsdata.core.memory import MappedTokens, copy_bytes, copy_memory
 from fmsdata.errors import DataError
 
+MAPPINGS = 65_530  # of a process, where the system does not say
 SMALL = 1 << 16  # bytes of a file that is read instead of mapped
 WAY_OUT = "shards must stay as they are during a run: restore the file, or write the new one beside it, and resume"
 
@@ -128,6 +130,15 @@ def _map(path: Path) -> pa.Buffer:
     """
     with pa.memory_map(str(path)) as file:
         return pa.py_buffer(path.read_bytes()) if file.size() <= SMALL else file.read_buffer()
+
+
+@cache
+def most_mappings() -> int:
+    """How many mappings a process can have. Each mapped file is one; none of them keeps a descriptor open."""
+    try:
+        return int(Path("/proc/sys/vm/max_map_count").read_text())
+    except (OSError, ValueError):
+        return MAPPINGS
 
 
 class Versions:

@@ -171,6 +171,21 @@ def default_folder() -> str:
     )
 
 
+def shortage(settings: SpoolSettings, size: int) -> str:
+    """Why a spool can't take this many bytes on this machine; empty if it can."""
+    try:
+        folder = os.path.abspath(settings.path or default_folder())
+        while not os.path.exists(folder):
+            folder = os.path.dirname(folder)
+        disk, in_memory = os.statvfs(folder), is_in_memory(folder)
+    except OSError as error:
+        return describe_os_error(error)
+    if in_memory:
+        return f"{folder} is in memory (tmpfs)"
+    room = max(0, disk.f_bavail - int(disk.f_blocks * KEPT_FREE)) * disk.f_frsize
+    return f"{folder} has room for {room / 1e6:,.0f}MB" if room < size else ""
+
+
 def is_in_memory(folder: str) -> bool:
     """Whether the files of a folder are in memory. False if the system does not say."""
     device = os.stat(folder).st_dev

@@ -20,6 +20,7 @@ from fmsdata.config.build import build_data, make_loader
 from fmsdata.config.read import read_config
 from fmsdata.errors import ConfigError, FmsdataWarning
 from fmsdata.run.shares import expected_tokens
+from fmsdata.storage import spool
 from tests.helpers import CONFIG, documents, write_source
 from tests.servers.object_store import ObjectStore
 
@@ -186,9 +187,35 @@ def test_windows_that_need_much_memory_are_warned_about(root: Path, object_store
         found = [one for one in report["warnings"] if "does not fit into storage.prefetch_bytes" in one]
         assert len(found) == (words is not None)
         assert all(f"does not fit into storage.prefetch_bytes {words}blocks are fetched again" in one for one in found)
-        beyond = max(0.0, 1.5 * report["remote_shards_in_windows_bytes"] - 100_000)
+        beyond = max(0.0, 1.5 * report["remote_shards_in_windows_bytes"] - 62_500)  # five eighths of it hold blocks
         limit = 1e9 if not more else 50_000 if "storage.spool.limit" in more else 0
         assert report["remote_shards_spooled_per_worker_bytes"] == pytest.approx(min(limit, beyond), abs=1)
+
+
+def test_a_disk_that_has_no_room_for_the_spool_is_warned_about(
+    root: Path, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    url = object_store.bucket("spools")
+    object_store.upload(root, url)
+    changes = {
+        "path": url,
+        "storage_options": object_store.options,
+        "storage.prefetch_bytes": "100kB",
+        "storage.spool.path": str(tmp_path / "new" / "spool"),
+        "shuffle.window": 2000,
+        "lanes": 4,
+    }
+
+    def warned() -> list[str]:
+        run = Run.of_config(read_config(root / "run.yaml", changes))
+        return [one for one in outlook(run, None, 1)["warnings"] if "storage.spool needs" in one]
+
+    assert not warned()
+    monkeypatch.setattr(spool, "KEPT_FREE", 1.0)
+    assert [f"on this machine {tmp_path} has room for 0MB" in one for one in warned()] == [True]
+    monkeypatch.setattr(spool, "is_in_memory", lambda _: True)
+    assert [f"on this machine {tmp_path} is in memory (tmpfs)" in one for one in warned()] == [True]
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_steps_are_those_that_a_run_takes(root: Path) -> None:

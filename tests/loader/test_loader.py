@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -262,3 +263,43 @@ def test_tokens_that_a_stage_keeps_are_never_overwritten(tmp_path: Path) -> None
     assert all(torch.equal(now, then) for now, then in batches)
     assert len(kept) >= 8
     assert all(np.array_equal(now, then) for now, then in kept)
+
+
+def test_a_resume_does_as_much_at_any_step(corpus: Path) -> None:
+    config = {
+        "path": str(corpus),
+        "seed": 3,
+        "lanes": 12,
+        "documents": {"eos": 0},
+        "pack": {"seq_len": 16},
+        "shuffle": {"window": 4},
+        "loader": {"batch_size": 6, "prefetch": 0},
+    }
+
+    def calls(state: Any) -> int:
+        """The number of calls that Python makes until the next batch."""
+        made = 0
+
+        def count(_: Any, event: str, __: Any) -> None:
+            nonlocal made
+            made += event in ("call", "c_call")
+
+        loader = fmsdata.build_loader(config, rank=0, world_size=1)
+        sys.setprofile(count)
+        try:
+            loader.load_state_dict(state)
+            next(loader)
+        finally:
+            sys.setprofile(None)
+        loader.close()
+        return made
+
+    loader = fmsdata.build_loader(config, rank=0, world_size=1)
+    states = {}
+    for step in range(1, 6001):
+        next(loader)
+        if step in (2000, 6000):
+            states[step] = loader.state_dict()
+    loader.close()
+    calls(states[2000])  # what is made once
+    assert calls(states[6000]) < 1.2 * calls(states[2000])

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import fsspec
 import pytest
 
+from fmsdata.core.pages import Data
 from fmsdata.core.ranges import Range
 from fmsdata.errors import MissingError
 from fmsdata.prefetch.range_queue import NOW, RangeQueue, RemoteFile, Urgency
@@ -27,7 +28,7 @@ class Setting:
         self.queue = RangeQueue(self.connection, None)
         self.file = RemoteFile(self.connection.path(f"{folder}/a"), len(DATA), None, "source 'a'")
 
-    def read(self, start: int, stop: int, due: float = 0.0) -> Coroutine[Any, Any, bytes]:
+    def read(self, start: int, stop: int, due: float = 0.0) -> Coroutine[Any, Any, Data]:
         return self.queue.read(self.file, Range(start, stop), Urgency((due, 0, 0.0)))
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -41,7 +42,7 @@ def setting() -> Iterator[Setting]:
 
 
 def test_the_same_range_is_read_once(setting: Setting) -> None:
-    async def many() -> list[bytes]:
+    async def many() -> list[Data]:
         return list(await asyncio.gather(*(setting.read(start, start + 100) for start in [0, 5000] * 20)))
 
     assert setting.run(many()) == [DATA[start : start + 100] for start in [0, 5000] * 20]

@@ -197,7 +197,7 @@ def test_with_faults_in_five_percent_of_the_requests_every_byte_is_right(proxy: 
     ranges = [(start, start + draw.randrange(1, 9000)) for start in starts]
 
     async def read_all_ranges() -> list[bytes]:
-        return [one.data for one in await asyncio.gather(*(connection.read(path, *some) for some in ranges))]
+        return [bytes(one.data) for one in await asyncio.gather(*(connection.read(path, *some) for some in ranges))]
 
     assert connection.run(read_all_ranges()) == [DATA[start:stop] for start, stop in ranges]
     assert 10 < connection.traffic.retries < 75
@@ -633,7 +633,8 @@ def test_expired_credentials_are_looked_for_again_once(tmp_path: Path, monkeypat
         connection = Connection.to("s3://b/a", {"client_kwargs": {"endpoint_url": server.endpoint}})
 
         async def many() -> list[bytes]:
-            return [one.data for one in await asyncio.gather(*(connection.read("b/a", i, i + 9) for i in range(64)))]
+            found = await asyncio.gather(*(connection.read("b/a", i, i + 9) for i in range(64)))
+            return [bytes(one.data) for one in found]
 
         for number, key in enumerate(("first", "second", "third"), 1):
             vault.key = key

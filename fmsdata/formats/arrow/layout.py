@@ -33,7 +33,7 @@ from fmsdata.formats.arrow.scan import WINDOW, FooterList, Scan
 from fmsdata.formats.arrow.slices import NULLS, ROWS, SMALL, TOKENS, BatchTable, Slices
 from fmsdata.formats.base import Layout, Reading
 from fmsdata.formats.damage import Guarded, Truncated
-from fmsdata.formats.fetched import Fetched
+from fmsdata.formats.fetched import Fetched, Known, PartlyKnown, reuse
 
 TAIL = 1 << 14  # bytes at the end of a file that are read first
 HEAD = 1 << 12  # bytes at the start of a file that are read for its schema
@@ -49,6 +49,7 @@ def read_arrow_layout(
         _refuse_stream(name, memoryview(b""))
     tail = Range(max(0, size - TAIL) & -8, size)
     fetched = Fetched()
+    known: list[Known] = []  # what was fetched besides
     fetched.add([tail], (yield [tail]))
     data = fetched.get(tail)
     if size < 18 or data[-len(MAGIC) :] != MAGIC:
@@ -60,11 +61,12 @@ def read_arrow_layout(
             raise footer_too_large(length)
     if length > len(data):
         if not (dense and worth_bridging(length, size)):
-            documents = yield from _read_documents(name, size, column, length)
+            known.append((tail.start, data))
+            documents = yield from reuse(_read_documents(name, size, column, length, known), known)
             if documents is not None:
-                return documents
+                return PartlyKnown(documents, known)
         tail = Range(size - length & -8, size)
-        (more,) = yield [Range(tail.start, size - len(data))]
+        (more,) = yield from reuse(fetched.read([Range(tail.start, size - len(data))]), known)
         data = memoryview(b"".join([more, data]))
         fetched = Fetched()
         fetched.add([tail], [data])
@@ -76,11 +78,16 @@ def read_arrow_layout(
     scan = Scan(size, TokenColumn(schema, column, name))
     footer_list = FooterList(scan, size - length + place, len(messages))
     needed = np.array(bounds, np.int64)
+    known = [*(part for part in known if part[0] == 0), (tail.start, data[: len(data) - length])]
+    layout: Layout
     if scan.column.listed:
         batches = BatchTable(scan, messages)
-        return (yield from _read_lists(scan, footer_list, batches, needed, dense=dense, fetched=fetched))
-    table = find_bounds(messages, np.arange(len(messages) + 1), needed)
-    return Runs(scan, footer_list, len(messages), None if len(messages) else 0, table)
+        reading = _read_lists(scan, footer_list, batches, needed, dense=dense, fetched=fetched)
+        layout = yield from reuse(reading, known)
+    else:
+        table = find_bounds(messages, np.arange(len(messages) + 1), needed)
+        layout = Runs(scan, footer_list, len(messages), None if len(messages) else 0, table)
+    return PartlyKnown(layout, known)
 
 
 def refuse_remote_stream(name: str, data: pa.Buffer) -> None:
@@ -101,10 +108,13 @@ def _refuse_stream(name: str, head: memoryview) -> None:
     )
 
 
-def _read_documents(name: str, size: int, column: str | None, footer: int) -> Reading[Layout | None]:
+def _read_documents(
+    name: str, size: int, column: str | None, footer: int, known: list[Known]
+) -> Reading[Layout | None]:
     """The layout of a file whose record batches are documents, without reading its long footer.
 
     None if it is another kind of file. `footer` is the number of bytes from the footer to the end.
+    What was fetched besides is added to `known`.
     """
     begin = size - footer
     root, head = yield [Range(begin, min(begin + ROOT, size)), Range(0, min(size, HEAD))]
@@ -120,6 +130,7 @@ def _read_documents(name: str, size: int, column: str | None, footer: int) -> Re
     if 8 + schema_size > len(head):
         (head,) = yield [Range(0, 8 + schema_size)]
     with Guarded(name, NOT_WHOLE):
+        known += (0, head), (begin, root)
         schema = pa.ipc.read_schema(pa.py_buffer(bytes(head[8 : 8 + schema_size])))
     scan = Scan(size, TokenColumn(schema, column, name))
     return None if scan.column.listed else Runs(scan, FooterList(scan, begin + place, count), count)

@@ -147,16 +147,16 @@ class Slices:
     def block(self, first: int, stop: int) -> Reading[Block[Tokens]]:
         parts, fetched = self._parts(first, stop), Fetched()
         unknown = [part for part in parts if not part.known]
-        yield from _fetch([each for part in parts for each in self._lookups(part)], fetched)
+        yield from self._fetch([self._lookups(part) for part in parts], fetched)
         for part in unknown:
             self._table.parse(part.number, fetched.get(part.message(body=False)))
             part.batch = self._table.rows[part.number].tolist()
         if unknown:  # seldom: their list offsets were not where they were expected
-            yield from _fetch([each for part in unknown for each in self._lookups(part)], fetched)
+            yield from self._fetch([self._lookups(part) for part in unknown], fetched)
         for part in parts:
             if part.cut:
                 self._locate(part, fetched)
-        yield from _fetch([each for part in parts for each in self._contents(part)], fetched)
+        yield from self._fetch([self._contents(part) for part in parts], fetched)
         for part in parts:
             if part.plain and part.whole:
                 self._locate(part, fetched)
@@ -262,12 +262,18 @@ class Slices:
         tokens, base = fetched.array(part.values, dtype)
         return Block([tokens], array, part.start - base // dtype.itemsize, part.length, [base])
 
+    def _fetch(self, ranges: list[list[Range]], fetched: Fetched) -> Reading[None]:
+        """Request the ranges of each part that were not fetched yet, merging those that are close together.
 
-def _fetch(ranges: list[Range], fetched: Fetched) -> Reading[None]:
-    """Request the ranges that were not fetched yet, merging those that are close together."""
-    missing = [Range(start & -8, stop) for start, stop in fetched.missing(ranges) if start < stop]
-    if missing:
-        asked = merge(missing, bridge=True)
+        Between two parts is the metadata of a record batch, which is requested by itself. It is
+        requested again only where it would take many requests not to.
+        """
+        aligned = -self._column.dtype.itemsize
+        missing = [
+            [Range(start & aligned, stop) for start, stop in fetched.missing(part) if start < stop] for part in ranges
+        ]
+        asked = merge(each for part in missing for each in merge(part, bridge=True))
         if len(asked) > MANY:
-            asked = merge(missing, bridge=True, small=SMALL)
-        fetched.add(asked, (yield asked))
+            asked = merge((each for part in missing for each in part), bridge=True, small=SMALL)
+        if asked:
+            fetched.add(asked, (yield asked))

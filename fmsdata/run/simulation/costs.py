@@ -13,7 +13,7 @@ import numpy as np
 from fmsdata.core.blocks import Address
 from fmsdata.core.ranges import Range, merge
 from fmsdata.formats import read_layout
-from fmsdata.formats.base import Layout, Reading
+from fmsdata.formats.base import Data, Layout, Reading
 from fmsdata.planning.blocks import BlockPlan
 from fmsdata.prefetch.decoded import DecodedBatches
 from fmsdata.prefetch.range_queue import RangeQueues
@@ -126,7 +126,7 @@ class _SampledSource(RemoteSource):
             value: Value = end.value
             return value, cost
 
-    def _read(self, shard: int, requested: Range) -> bytes:
+    def _read(self, shard: int, requested: Range) -> Data:
         local = self._files.location.local
         if local is None:
             return self.fetch_range(shard, *requested).result()

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from fmsdata.core.pages import Data, page_memory
 from fmsdata.storage.retry import BadResponse, Replaced
 
 PART = 1 << 20  # bytes of a body to read at once, if its size is unknown or it is skipped
@@ -33,7 +34,7 @@ class Listing(NamedTuple):
 class FileBytes(NamedTuple):
     """Bytes of a file."""
 
-    data: bytes
+    data: Data
     version: str | None  # of the file, if the response says
 
 
@@ -141,21 +142,24 @@ def body_range(
     return 0, stop - start
 
 
-async def read_body(read: Callable[[int], Awaitable[bytes]], skip: int, size: int | None) -> bytes:
+async def read_body(read: Callable[[int], Awaitable[bytes]], skip: int, size: int | None) -> Data:
     """Skip `skip` bytes of a body and read the next `size`; None: all."""
-    skipped = taken = 0
-    parts: list[bytes] = []
+    skipped = 0
     while skipped < skip:
         part = await read(min(PART, skip - skipped))
         if not part:
             raise BadResponse(f"the response ended after {skipped} bytes")
         skipped += len(part)
-    while size is None or taken < size:
-        part = await read(PART if size is None else size - taken)
+    if size is None:
+        parts: list[bytes] = []
+        while part := await read(PART):
+            parts.append(part)
+        return b"".join(parts)
+    data, taken = page_memory(size), 0
+    while taken < size:
+        part = await read(size - taken)
         if not part:
-            break
-        parts.append(part)
+            raise BadResponse(f"expected {size} bytes, got {taken}")
+        data[taken : taken + len(part)] = part
         taken += len(part)
-    if size is not None and taken != size:
-        raise BadResponse(f"expected {size} bytes, got {taken}")
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return data.toreadonly()

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 from urllib.parse import quote, urlencode
 
+from fmsdata.core.pages import Data
 from fmsdata.errors import ConfigError
 from fmsdata.storage.clients.base import (
     Entry,
@@ -169,7 +170,7 @@ class GcsClient(AsyncClient):
         return bucket, key
 
 
-def _check_hash(hashes: str, data: bytes) -> None:
+def _check_hash(hashes: str, data: Data) -> None:
     """Raise if a whole object is not the one that the response names, for example because it was cut off."""
     expected = {name.strip(): value for name, _, value in (part.partition("=") for part in hashes.split(","))}
     found = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
