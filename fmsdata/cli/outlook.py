@@ -20,7 +20,8 @@ from fmsdata.run.shares import expected_tokens
 from fmsdata.stages.delimit import Delimit
 from fmsdata.stages.mixture import Mixture, stages_down_to_mixture
 from fmsdata.stages.pack import MODES
-from fmsdata.stages.shard_reader import CHUNK_DOCUMENTS, CHUNK_TOKENS, ShardReader
+from fmsdata.stages.shard_documents import CHUNK_DOCUMENTS, CHUNK_TOKENS
+from fmsdata.stages.shard_reader import ShardReader
 from fmsdata.stages.shuffle import Shuffle
 from fmsdata.stages.tokenize import is_counted, reader_of, tokenizer_of
 from fmsdata.storage.spool import shortage

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fmsdata.core.blocks import Address, Block, LaneBlocks, Located
+from fmsdata.core.blocks import Address, Block, InShards, LaneBlocks, Located
 from fmsdata.core.iterator import Exhausted, StageIterator
 from fmsdata.core.keys import Ints
 from fmsdata.core.lane import Lane
@@ -182,7 +182,7 @@ class _NotedBlocks:
         self._place = max(self._place, place)
         return self._blocks.read(place, address)
 
-    def read_all(self, place: int, addresses: Ints, announce: Callable[[Address], None]) -> Located:
+    def read_all(self, place: int, addresses: Ints, announce: Callable[[Address], None]) -> Located | InShards:
         self._place = max(self._place, place + len(addresses) - 1)
         return self._blocks.read_all(place, addresses, announce)
 
