@@ -8,6 +8,7 @@ a bijection.
 
 from functools import lru_cache
 from math import isqrt
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ SLAB = 4096  # numbers whose places are computed together
 SLABS = 2048  # that are kept: 64 MB at most, and 32 MB below 2**32 numbers
 MOST_DIGITS = 4096  # values of a digit of which the rounds are kept as tables: 512 KB at most
 WORTH_TABLES = 4  # times as many numbers as a digit has values are computed before tables are made
+
+Places: TypeAlias = npt.NDArray[np.uint64 | np.uint32 | np.int64]
 
 
 class Permutation:
@@ -88,12 +91,16 @@ class Permutation:
         >>> bool((p.every(5, 3, 3000) == p.array(np.arange(5, 9005, 3))).all())
         True
         """
-        parts: list[npt.NDArray[np.uint64 | np.uint32]] = []
+        return np.concatenate(self.parts(first, step, count), dtype=np.int64, casting="unsafe")
+
+    def parts(self, first: int, step: int, count: int) -> list[Places]:
+        """The same in several arrays."""
+        parts: list[Places] = []
         while count > 0:
             slab, begin = divmod(first, SLAB)
             parts.append(_slab(self.n, self._key, slab)[begin::step][:count])
             first, count = first + len(parts[-1]) * step, count - len(parts[-1])
-        return np.concatenate(parts, dtype=np.int64, casting="unsafe")
+        return parts
 
     def inverse_array(self, places: Ints) -> Ints:
         """The numbers at an array of places.
@@ -156,6 +163,6 @@ class Permutation:
 
 
 @lru_cache(maxsize=SLABS)
-def _slab(n: int, key: int, slab: int) -> npt.NDArray[np.uint64 | np.uint32]:
+def _slab(n: int, key: int, slab: int) -> Places:
     places = Permutation(n, key).array(np.arange(slab * SLAB, min(n, (slab + 1) * SLAB)))
     return places.astype(np.uint32 if n <= 1 << 32 else np.uint64)

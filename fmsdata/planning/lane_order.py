@@ -14,7 +14,7 @@ import numpy as np
 
 from fmsdata.core.blocks import Address
 from fmsdata.core.keys import Ints, key_of
-from fmsdata.core.permutation import Permutation
+from fmsdata.core.permutation import Permutation, Places
 from fmsdata.planning.blocks import BlockPlan
 
 FEW = 20  # blocks that are planned faster one by one than as an array
@@ -105,7 +105,7 @@ class LaneOrder:
         self._first = place
         epochs: list[int] = []
         counts: list[int] = []
-        numbers: list[Ints] = []
+        numbers: list[Places] = []
         plan = self.plan.at(self._lane + place * self._lanes).plan
         while left and len(epochs) < MOST_EPOCHS:
             epoch, position, now = self.plan.at(self._lane + place * self._lanes)
@@ -113,18 +113,18 @@ class LaneOrder:
                 break
             counts.append(min(left, -(-(plan.blocks - position) // self._lanes)))
             epochs.append(epoch)
-            numbers.append(self._numbers(plan.blocks, epoch, position, counts[-1]))
+            numbers += self._numbers(plan.blocks, epoch, position, counts[-1])
             place, left = place + counts[-1], left - counts[-1]
-        planned = numbers[0] if len(numbers) == 1 else np.concatenate(numbers)
+        planned = np.concatenate(numbers, dtype=np.int64, casting="unsafe")
         self._planned = PlannedBlocks(np.repeat(epochs, counts), planned, plan.addresses(planned))
 
-    def _numbers(self, blocks: int, epoch: int, position: int, count: int) -> Ints:
+    def _numbers(self, blocks: int, epoch: int, position: int, count: int) -> list[Places]:
         """The numbers of this many blocks of the lane in an epoch of so many, from a position on."""
         permutation = _permutation(blocks, self.seed, self.source, epoch)
         if self._dense:
-            return permutation.every(position, self._lanes, count)
+            return permutation.parts(position, self._lanes, count)
         positions = np.arange(position, position + count * self._lanes, self._lanes)
-        return permutation.array(positions) if count >= FEW else np.array([*map(permutation, positions.tolist())])
+        return [permutation.array(positions) if count >= FEW else np.array([*map(permutation, positions.tolist())])]
 
 
 @lru_cache(maxsize=256)

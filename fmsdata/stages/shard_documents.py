@@ -103,6 +103,8 @@ class ReaderIterator(StageIterator):
         addresses, plan = blocks.addresses, self._order.plan
         sizes = addresses[:, 2] - addresses[:, 1]
         few = int(sizes.cumsum().searchsorted(self._target)) + 1
+        if len(blocks) - few < few // 2:  # no small rest: to read it costs almost as much
+            few = len(blocks)
         tokens = (sizes[:few] * plan.mean_lengths.take(addresses[:few, 0])).cumsum()
         most = min(CHUNK_TOKENS, self._blocks.tokens_at_once)
         return blocks.part(0, min(few, int(tokens.searchsorted(most)) + 1))
