@@ -88,7 +88,7 @@ class ReaderIterator(StageIterator):
         self._blocks.check()
         chunk = self._in_order(blocks, documents)
         self._place, self._visited = self._place + len(blocks), 0
-        self._target = min(2 * self._target, CHUNK_DOCUMENTS)
+        self._target = min(4 * self._target, CHUNK_DOCUMENTS)
         return chunk
 
     def state(self, taken: int) -> State:
