@@ -27,7 +27,7 @@ from peers.corpus import make
 from peers.protocol import Setup
 
 Job = dict[str, Any]
-WARM_UP = 600  # batches at most
+WARM_UP = 20_000  # batches at most
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
