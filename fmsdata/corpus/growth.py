@@ -1,8 +1,8 @@
 """How a corpus has grown since it was indexed: the generation of each shard.
 
 The first index makes generation 0. Each later one that finds new shards gives them the next number.
-`fmsdata index --append` also says that running states may take them up. A shard that changed or is
-gone ends the history: no state from before resumes with that.
+`fmsdata index --append` also says that running states may take them up. A shard that changed counts
+as a new one: no state of its source from before resumes with that, and those of other sources do.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +45,8 @@ def grow(root: Location, entries: Sequence[Entry], counts: Mapping[str, Count], 
             "runs have read until now are unknown; move the new shards away, run `fmsdata index`, move them back, and "
             "run `fmsdata index --append`"
         )
-    differences = list(_differences(known, entries, counts))
+    different = dict(_differences(known, entries, counts))
+    differences = list(different.values())
     if differences and append:
         raise CountsError(
             f"{root}: shards that were indexed before must stay as they are: {few(differences, SHOWN, '; ')}; nothing "
@@ -54,9 +55,9 @@ def grow(root: Location, entries: Sequence[Entry], counts: Mapping[str, Count], 
         )
     notes = []
     if differences:
-        known = {}
+        known = {name: shard for name, shard in known.items() if name not in different}
         notes.append(
-            f"warning: {few(differences, SHOWN, '; ')}: a run that has read these sources does not resume with that"
+            f"warning: {few(differences, SHOWN, '; ')}: a run that has read this source does not resume with that"
         )
     added = [entry.name for entry in entries if entry.name not in known] if known else []
     newest = max((shard.generation for shard in known.values()), default=0)
@@ -67,9 +68,9 @@ def grow(root: Location, entries: Sequence[Entry], counts: Mapping[str, Count], 
         if not added:
             notes.append(_nothing_new(newest > appended))
         appended = newest
-    elif added:
+    elif new := [name for name in added if name not in different]:
         notes.append(
-            f"warning: {counted(len(added), 'shard')} new, such as {added[0]}: a run that has begun does not resume "
+            f"warning: {counted(len(new), 'shard')} new, such as {new[0]}: a run that has begun does not resume "
             "with more shards; run `fmsdata index --append` to let it read them from the next epoch on"
         )
     generations = [known[entry.name].generation if entry.name in known else newest for entry in entries]
@@ -109,16 +110,18 @@ def _of_counts(root: Location, entries: Sequence[Entry]) -> dict[str, _Known]:
     return {name: _Known(None, count, 0) for name, count in all_counts(root, [entry.name for entry in entries]).items()}
 
 
-def _differences(known: Mapping[str, _Known], entries: Sequence[Entry], counts: Mapping[str, Count]) -> Iterator[str]:
-    """The shards that are not as they were, in words."""
+def _differences(
+    known: Mapping[str, _Known], entries: Sequence[Entry], counts: Mapping[str, Count]
+) -> Iterator[tuple[str, str]]:
+    """The shards that are not as they were, and what happened to them, in words."""
     sizes = {entry.name: entry.size for entry in entries}
     for name, (size, held, _) in known.items():
         if name not in sizes:
-            yield f"{name} is gone"
+            yield name, f"{name} is gone"
         elif counts[name] != held:
-            yield f"{name} had {_words(held)}, and has {_words(counts[name])} now"
+            yield name, f"{name} had {_words(held)}, and has {_words(counts[name])} now"
         elif size is not None and size != sizes[name]:
-            yield f"{name} had {counted(size, 'byte')}, and has {sizes[name]:,} now"
+            yield name, f"{name} had {counted(size, 'byte')}, and has {sizes[name]:,} now"
 
 
 def _words(count: Count) -> str:
