@@ -140,8 +140,9 @@ class LocalBatchSource:
                 self._failure = error
         try:
             batches = collected()
-        except Exception as error:
-            self._failure, batches = error, self._collect_some([rows for rows, _, _ in taken])
+        except Exception as error:  # what was planned behind it must not come either
+            self._failure, self._planned = error, None
+            batches = self._collect_some([rows for rows, _, _ in taken])
             if not batches:
                 raise
         self._read += [LineBatch(batch, *read[1:]) for batch, read in zip(batches, taken, strict=False)]
