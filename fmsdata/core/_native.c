@@ -255,7 +255,7 @@ static PyObject *in_order(PyObject *Py_UNUSED(self), PyObject *const *args, Py_s
     Py_ssize_t room = npositions / 2 - 1, kept = 0;
     int64_t most = 0, buffers = 0;
     if (cells != 3 * blocks || nnumbers != blocks || nshard != blocks || nrow != blocks || nspans / COLUMNS < room ||
-        visited < 0)
+        room < 0 || visited < 0)
         return failed(&arrays, "in_order: arrays of different lengths");
     for (Py_ssize_t b = 0; b < blocks; b++) {
         int64_t documents = addresses[3 * b + 2] - addresses[3 * b + 1];

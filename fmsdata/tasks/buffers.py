@@ -19,7 +19,14 @@ from fmsdata.core.tokens import Tokens
 KEPT = 64  # arrays of a shape, for each thread that makes batches
 KEPT_BYTES = 1 << 26  # of all arrays of a shape
 KEPT_TOKENS = 4  # arrays of tokens
-FREE = 3  # references to an array that is in no tensor: of the list, a variable and an argument
+
+
+def _references(arrays: list[Any], which: int) -> int:
+    """How many references there are to an array of a list."""
+    return sys.getrefcount(arrays[which])
+
+
+FREE = _references([np.empty(0)], 0)  # to an array that is in no tensor; it depends on the version of Python
 
 
 class Buffers:
@@ -34,9 +41,9 @@ class Buffers:
     def tokens(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Tokens:
         """An array of this shape and type with any content: a part of one that may be larger."""
         size = shape[0] * shape[1] * dtype.itemsize
-        for array in self._bytes:
-            if sys.getrefcount(array) == FREE and size <= len(array) <= 2 * size:
-                return array[:size].view(dtype).reshape(shape)
+        for which, length in enumerate(map(len, self._bytes)):
+            if size <= length <= 2 * size and _references(self._bytes, which) == FREE:
+                return self._bytes[which][:size].view(dtype).reshape(shape)
         array = np.empty(size, np.uint8)
         if size <= KEPT_BYTES // KEPT_TOKENS:
             self._bytes = [array, *self._bytes[: KEPT_TOKENS - 1]]
@@ -47,10 +54,9 @@ class Buffers:
         if shape != self._shape:  # the shape of the batches has changed: the others are not needed any more
             self._shape, self._arrays, self._next = shape, [], 0
         for which in chain(range(self._next, len(self._arrays)), range(self._next)):  # the oldest is likely to be free
-            array = self._arrays[which]
-            if sys.getrefcount(array) == FREE:
+            if _references(self._arrays, which) == FREE:
                 self._next = which + 1
-                return array
+                return self._arrays[which]
         array = np.empty(shape, np.int64)
         if len(self._arrays) < KEPT and (len(self._arrays) + 1) * array.nbytes <= KEPT_BYTES:
             self._arrays.append(array)
