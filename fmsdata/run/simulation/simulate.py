@@ -32,6 +32,7 @@ from fmsdata.stages.shard_reader import ShardReader
 Value = TypeVar("Value")
 ROWS = 1024  # documents whose list offsets are fetched together, where they are kept: a record batch
 AHEAD = 1.5  # windows that are fetched ahead of what is read, on average
+BLOCKS_AHEAD = 1.5  # and of each source: the rest of the block that is read, and the last that is fetched
 BEHIND_ALL = 1 << 40  # a place behind the last block of a source that has ended
 MIX_TOKENS = 1 << 20  # of a lane, for each sample of the realised mix
 
@@ -86,19 +87,22 @@ def simulate(
     # What was fetched is ahead of what was read: the window in progress, half used, and the next one.
     ahead = AHEAD * data.lines.window_tokens() * data.lanes
     fetched = [taken[0], *(expected_tokens(mixture, tokens + ahead, data.epochs) for tokens in ends[1:].tolist())]
-    reach = {name: np.array([tokens[name] for tokens in fetched]) / data.lanes for name in readers}
+    units = {name: _units(mixture, name, reader) for name, reader in readers.items()}
+    plans = {name: cut_blocks(reader.counts, data.lanes, reader.block_size) for name, reader in readers.items()}
+    reach = {name: np.array([tokens[name] for tokens in fetched]) / data.lanes * units[name] for name in readers}
+    for name, reader in readers.items():
+        reach[name][reach[name] > 0] += BLOCKS_AHEAD * reader.size().tokens / plans[name].blocks
     read = {name: np.array([tokens[name] for tokens in taken]) / data.lanes for name in readers}
     costs = {
         name: sample_costs(
             reader.shard_files,
-            cut_blocks(reader.counts, data.lanes, reader.block_size),
+            plans[name],
             name,
             share=share,
             blocks=given.blocks,
         )
         for name, reader in readers.items()
     }
-    units = {name: _units(mixture, name, reader) for name, reader in readers.items()}
     requests, bytes_, layouts = np.zeros(given.points), np.zeros(given.points), np.zeros(given.points)
     epochs: dict[str, list[Floats]] = {name: [] for name in readers}
     shares: list[list[dict[str, float]]] = [[] for _ in range(given.points)]
@@ -114,12 +118,11 @@ def simulate(
         events: list[tuple[Floats, Sequence[Stretch], str]] = []
         for lane in chosen:
             stretches = {
-                name: _walk(data, reader, name, lane, reach[name][-1] * units[name], given)
-                for name, reader in readers.items()
+                name: _walk(data, reader, name, lane, reach[name][-1], given) for name, reader in readers.items()
             }
             for name, found in stretches.items():
                 walked += sum(len(stretch.before) for stretch in found)
-                events.append((reach[name] * units[name], found, name))
+                events.append((reach[name], found, name))
                 epochs[name].append(at(found, read[name] * units[name], lambda s: s.epochs) if found else ends * 0)
             if lane == chosen[0] and not worker:
                 _sample_mix(data, mixture, lane, stretches, read, units, shares, mix_tokens)
