@@ -142,7 +142,8 @@ class MappedBlocks:
         shards = shards[np.append(True, shards[1:] != shards[:-1])]
         found = InShards([], shards.tolist(), [], [], shards.searchsorted(addresses[:, 0]), addresses[:, 1].copy())
         for which, number in enumerate(found.shards):
-            file, shard = self._opened.shards.get((self._files, number), partial(self._open, number))
+            opening = partial(self._announce_and_open, number, addresses, announce)
+            file, shard = self._opened.shards.get((self._files, number), opening)
             if not isinstance(shard, Batches) or not shard.plain or not isinstance(shard.whole, MappedTokens):
                 return read_each(self, place, addresses, announce)
             table = shard.table
@@ -196,6 +197,12 @@ class MappedBlocks:
         file, opened = self._opened.shards.get((self._files, shard), lambda: self._open(shard))
         self._unchecked.add(file)
         return file, opened
+
+    def _announce_and_open(
+        self, shard: int, blocks: Ints, announce: Callable[[Address], None]
+    ) -> tuple[MappedFile, Shard]:
+        announce(Address(*blocks[(blocks[:, 0] == shard).argmax()].tolist()))
+        return self._open(shard)
 
     def _open(self, shard: int) -> tuple[MappedFile, Shard]:
         files = self._files
