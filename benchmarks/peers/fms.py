@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import fmsdata
-from fmsdata.corpus.shard_writer import write_shard
+from fmsdata.corpus.shard_writer import Layout, write_shard
 from peers.corpus import EOS, Corpus, shards
 from peers.protocol import Batch, Setup
 
@@ -18,8 +18,12 @@ DOES = "mixes, packs and shuffles while it reads"
 
 
 def prepare(corpus: Corpus, folder: Path, length: int) -> None:  # noqa: ARG001
+    write(corpus, folder, "list")
+
+
+def write(corpus: Corpus, folder: Path, layout: Layout) -> None:
     for path, documents in shards(corpus, folder, "arrow"):
-        write_shard(path, map(corpus.document, documents), dtype=np.uint32, layout="list")
+        write_shard(path, map(corpus.document, documents), dtype=np.uint32, layout=layout)
     command = [str(Path(sys.executable).with_name("fmsdata")), "index", str(folder)]
     subprocess.run(command, check=True, capture_output=True)
 

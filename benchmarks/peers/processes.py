@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 LOADERS = {
     "memcpy": ("copying", ""),
     "fmsdata": ("fms", ""),
+    "fmsdata (record batches)": ("fms_batches", ""),
     "memmap + DataLoader": ("memmap", ""),
     "MosaicML Streaming": ("mosaic", "mosaic"),
     "LitData": ("lit", "peers"),

@@ -26,6 +26,7 @@ from peers.processes import LOADERS, ROOT, start  # noqa: E402
 
 SIZES = {"web": 0.6, "code": 0.3, "books": 0.1}
 BATCH, LENGTH = 8, 4096
+NOT_PEERS = "memcpy", "fmsdata (record batches)"  # without scenarios of their own
 # name of a row: loader, and what differs from its defaults (fmsdata: 192 lanes, a thread)
 SETUPS: dict[str, tuple[str, dict[str, int]]] = {
     "memcpy": ("memcpy", {}),
@@ -33,16 +34,20 @@ SETUPS: dict[str, tuple[str, dict[str, int]]] = {
     "fmsdata, 192 lanes, no thread": ("fmsdata", {"prefetch": 0}),
     "fmsdata, 192 lanes, 1 worker": ("fmsdata", {"workers": 1}),
     "fmsdata, 192 lanes, 2 workers": ("fmsdata", {"workers": 2}),
+    "fmsdata, 48 lanes, a thread": ("fmsdata", {"lanes": 48}),
     "fmsdata, 4 lanes, a thread": ("fmsdata", {"lanes": 4}),
     "fmsdata, 4 lanes, no thread": ("fmsdata", {"lanes": 4, "prefetch": 0}),
     "fmsdata, 4 lanes, 1 worker": ("fmsdata", {"lanes": 4, "workers": 1}),
     "fmsdata, 4 lanes, 2 workers": ("fmsdata", {"lanes": 4, "workers": 2}),
+    "fmsdata (record batches), 192 lanes, a thread": ("fmsdata (record batches)", {}),
+    "fmsdata (record batches), 48 lanes, a thread": ("fmsdata (record batches)", {"lanes": 48}),
+    "fmsdata (record batches), 4 lanes, a thread": ("fmsdata (record batches)", {"lanes": 4}),
     "memmap + DataLoader": ("memmap + DataLoader", {}),
     "memmap + DataLoader, 1 worker": ("memmap + DataLoader", {"workers": 1}),
     "memmap + DataLoader, 2 workers": ("memmap + DataLoader", {"workers": 2}),
 }
 for peer in LOADERS:
-    if peer not in ("memcpy", "fmsdata", "memmap + DataLoader"):
+    if peer not in (*NOT_PEERS, "fmsdata", "memmap + DataLoader"):
         SETUPS[peer] = (peer, {})
         if peer == "torchdata nodes":
             SETUPS[f"{peer}, 2 threads"] = (peer, {"threads": 2})
@@ -58,7 +63,7 @@ def measure_all(args: argparse.Namespace, work: Path, chosen: list[str]) -> dict
     for name, (loader, differs) in [item for _ in range(args.rounds) for item in SETUPS.items()]:
         if loader not in chosen or not re.search(args.rows, name):
             continue
-        mine = work / loader.replace(" ", "_")
+        mine = work / re.sub(r"\W+", "_", loader)
         mine.mkdir(exist_ok=True)
         setup = {"folder": str(mine / "corpus"), "sources": list(SIZES), "batch": BATCH, "length": LENGTH}
         if loader not in prepared:
@@ -126,7 +131,7 @@ def main() -> None:
             results["scenarios"] = {}
             faults = scenarios.compile_faults(work)
             for loader in chosen:
-                if loader == "memcpy":
+                if loader in NOT_PEERS:
                     continue
                 found = scenarios.run_all(loader, work / "scenarios", args.scenario_tokens, faults)
                 results["scenarios"][loader] = found
