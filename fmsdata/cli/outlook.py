@@ -8,6 +8,7 @@ from typing import Any
 
 from fmsdata.cli.common import short
 from fmsdata.cli.run import Run
+from fmsdata.core.options import PREFETCH
 from fmsdata.core.stage import Stage
 from fmsdata.core.wording import counted
 from fmsdata.corpus.listing import counts_tell_apart
@@ -30,7 +31,6 @@ LARGEST_DRIFT = 0.05  # of an epoch, above which a source is warned about
 LARGE_WINDOWS = 4 << 30  # bytes of the windows of a worker
 ROOM = 1.5  # remote shards take this much more than what the windows hold of them (docs/cloud.md)
 MANY_EPOCHS = 4.5  # the usual rule: up to 4 epochs are almost as good as new data
-PREFETCH = 4  # batches, unless a loader says otherwise
 SPAN_BYTES = 56  # a row of a table of spans
 DOCUMENT_BYTES = 400  # a document in progress, with everything that is kept for it
 KEPT, BUILT = 1.3, 2.0  # memory of a window: in each lane, and in addition while one is built

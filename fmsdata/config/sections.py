@@ -41,7 +41,7 @@ from fmsdata.config.values import (
     collected,
 )
 from fmsdata.core.checks import suggestion, unnamed
-from fmsdata.core.options import Mode
+from fmsdata.core.options import PREFETCH, Mode
 from fmsdata.errors import ConfigError
 from fmsdata.storage.settings import CacheSettings, SettingKind, SpoolSettings, Storage
 
@@ -227,7 +227,7 @@ class LoaderConfig(Section):
     """Fields of a batch in addition to those of the task."""
     padding_segment: bool | None = None
     """Whether padding is a segment of its own in `cu_seqlens`; by default only if the task is not causal."""
-    prefetch: Whole = 4
+    prefetch: Whole = PREFETCH
     """Batches that a thread prepares ahead; 0: each batch is made when it is requested."""
     pin_memory: bool = False
     """Copy batches into pinned memory. With `device` that is not needed."""

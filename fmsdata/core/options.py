@@ -22,3 +22,4 @@ OUTPUT_NAMES = (
 )
 IGNORED = -100  # the label of a token that is not predicted
 LARGEST_WEIGHT = 1e30  # of a source
+PREFETCH = 16  # batches that a thread makes ahead; with fewer it often waits for room, if the trainer is fast

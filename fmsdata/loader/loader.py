@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from fmsdata.core.checks import whole
+from fmsdata.core.options import PREFETCH
 from fmsdata.core.outline import Outline, facts_of, outline_of
 from fmsdata.core.state import State, plain
 from fmsdata.core.wording import counted, shown
@@ -120,7 +121,7 @@ class StatefulDataLoader:
         outputs: Sequence[str] = (),
         padding_segment: bool | None = None,
         task: Task | None = None,
-        prefetch: int = 4,
+        prefetch: int = PREFETCH,
         pin_memory: bool = False,
         device: str | int | torch.device | None = None,
         persistent_workers: bool = True,

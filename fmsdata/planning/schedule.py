@@ -5,7 +5,6 @@ Pure arithmetic on the world sizes and batch sizes of a run. Nothing is read.
 
 import heapq
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -51,20 +50,21 @@ class Turns:
         self._limits = None if limits is None else limits.tolist()
         going = lines.keys() if limits is None else [lane for lane in lines if lines[lane] < limits[lane]]
         self._next = sorted(lines[lane] * lanes + lane for lane in going)
-        self._queue: deque[int] | None = None
-        if limits is None and self._next and self._next[-1] - self._next[0] < lanes:
-            self._queue = deque(self._next)  # no lane is a line ahead of another: a sample that follows is the last
+        # Whether no lane is a line ahead of another: then all lanes are served in turn, round after round.
+        self._in_rounds = limits is None and bool(self._next) and self._next[-1] - self._next[0] < lanes
+        self._taken = 0  # samples of this round
 
     def take(self, count: int) -> list[int]:
         """The next samples; fewer when all lanes have ended."""
         limits, lanes, following = self._limits, self._lanes, self._next
         taken: list[int] = []
-        if (queue := self._queue) is not None:
-            while len(taken) < count:
-                some = [queue.popleft() for _ in range(min(count - len(taken), len(queue)))]
-                queue.extend([sample + lanes for sample in some])
-                taken += some
-            return taken
+        if self._in_rounds:
+            while True:
+                first, self._taken = self._taken, self._taken + count - len(taken)
+                taken += following[first : self._taken]
+                if self._taken < len(following):
+                    return taken
+                self._taken, following[:] = 0, [sample + lanes for sample in following]
         if limits is None:
             return [heapq.heapreplace(following, following[0] + lanes) for _ in range(count if following else 0)]
         while len(taken) < count and following:

@@ -56,6 +56,10 @@ class Lanes:
         running, count = self._running, self._count
         for sample in samples:
             lane = running[sample % count]
+            if (row := lane.row) < lane.easy and lane.chunk is not None:
+                lane.row = row + 1
+                rows.append((lane.chunk, row))
+                continue
             rows.append(lane.take())
             if lane.passed:
                 passed += lane.passed
@@ -75,6 +79,8 @@ class Lanes:
 
 
 class _RunningLane:
+    """A lane at work. Its next line is line `row` of `chunk`, if it has a chunk and that is not used up."""
+
     def __init__(self, data: "Rescalable", lane: Lane, state: State | None) -> None:
         self.lane, self._columns = lane.index, data.columns
         self._ahead, self._to_do = lane.ahead, 0.0  # tokens to work for, ahead of the next chunk
@@ -82,50 +88,47 @@ class _RunningLane:
         self.passed: list[Milestone] = []  # that were not reported yet
         self.planned: int | None = None  # the lines that it has in a finite pass
         with nullcontext() if state is None else restoring(lane.index):
-            self.lines, self._row = lines_taken(state, data.lines, data.lanes)
+            lines, self.row = lines_taken(state, data.lines, data.lanes)
             self._iterator = data.lines.open(lane, part(state, "anchor"))
-        self._chunk: Chunk | None = None
+        self.chunk: Chunk | None = None
+        self._first = lines - self.row  # the number of its first line
         self._rows = 0  # of the chunk
-        self._easy = 0  # lines of the chunk that can be taken without anything else to do
+        self.easy = 0  # rows of the chunk below this can be taken without anything else to do
         self._drop_anchor(0)
         self.passed = []
 
-    def take(self) -> Row:
-        if self._easy and self._chunk is not None:
-            self._easy -= 1
-            row = self._row
-            self._row, self.lines = row + 1, self.lines + 1
-            return self._chunk, row
-        return self._take()
+    @property
+    def lines(self) -> int:
+        """How many lines were taken."""
+        return self._first + self.row
 
-    def _take(self) -> Row:
-        while self._chunk is None or self._row >= self._rows:
-            if self._chunk is not None:
+    def take(self) -> Row:
+        while self.chunk is None or self.row >= self._rows:
+            if self.chunk is not None:
                 self._leave()
             try:
-                self._chunk = self._iterator.read()
+                self.chunk = self._iterator.read()
             except Exhausted:
-                raise other_than_planned(self.lane, self.lines - self._row) from None
-            self._rows = len(self._chunk)
-            tokens = count_tokens(self._chunk, self._columns)
-            self.passed.append(Tally(self.lane, self.lines - self._row, tokens))
+                raise other_than_planned(self.lane, self._first) from None
+            self._rows = len(self.chunk)
+            tokens = count_tokens(self.chunk, self._columns)
+            self.passed.append(Tally(self.lane, self._first, tokens))
             if self._ahead:
                 items = self._iterator.next_items() or self._rows
-                self._to_do = items * float(self._chunk.lengths().mean())
-        chunk, row = self._chunk, self._row
-        self._row += 1
-        self.lines += 1
+                self._to_do = items * float(self.chunk.lengths().mean())
+        chunk, row = self.chunk, self.row
+        self.row += 1
         if self._to_do:  # what the next chunk needs, in as many parts as this one has lines
             part = self._to_do / (self._rows - row)
             self._to_do -= part
             self._ahead.advance(part)
         if self.lines % ADVANCE == self._turn:
             self._iterator.advance(ADVANCE)
-        if self._row == self._rows:
+        if self.row == self._rows:
             self._leave()
         elif not self._to_do and self.planned is None:
             to_turn = (self._turn - self.lines - 1) % ADVANCE
-            self._easy = min(self._rows - self._row - 1, to_turn)
+            self.easy = min(self._rows - 1, self.row + to_turn)
         if self.lines == self.planned:
             self._require_end()
         return chunk, row
@@ -133,12 +136,13 @@ class _RunningLane:
     def _require_end(self) -> None:
         """Raise if a lane has more lines than were planned, which would be lost."""
         with suppress(Exhausted):
-            if self._chunk is None:
+            if self.chunk is None:
                 self._iterator.read()
             raise other_than_planned(self.lane, f"more than {self.lines}")
 
     def _leave(self) -> None:
-        self._chunk, self._row = None, self._row - self._rows
+        self.chunk, self.easy = None, 0
+        self.row, self._first = self.row - self._rows, self._first + self._rows
         self._drop_anchor(self._rows)
 
     def _drop_anchor(self, taken: int) -> None:
@@ -149,7 +153,7 @@ class _RunningLane:
             raise StageError(
                 f"the state of a stage must be plain data (numbers, strings, lists, dicts): {error}"
             ) from None
-        self.anchor = Anchor(self.lane, self.lines - self._row, text)
+        self.anchor = Anchor(self.lane, self._first, text)
         self.passed.append(self.anchor)
 
 
