@@ -20,7 +20,7 @@
 
 _Static_assert(sizeof(struct iovec) == 16, "pieces of memory are pairs of 64-bit integers");
 
-enum { VERSION = 1 }; /* as in native.py, which refuses another build */
+enum { VERSION = 2 }; /* as in native.py, which refuses another build: it grows with every change of this file */
 
 /* Names of attributes. */
 static PyObject *AT_ONCE, *STAMP, *TOKENS, *DTYPE, *ADDRESS, *LENGTH_NAME, *ITEMSIZE, *SOURCE, *KIND, *ISNATIVE;
@@ -359,22 +359,20 @@ static Part *open_parts(PyObject *spans, PyObject *buffers, Py_ssize_t *count) {
     Py_ssize_t all = PyList_GET_SIZE(spans);
     Part *parts = calloc((size_t)all + 1, sizeof *parts);
     if (!parts) return PyErr_NoMemory(), NULL;
-    for (*count = 0; *count < all; ++*count) {
+    int good = 1;
+    for (*count = 0; good && *count < all; ++*count) {
         Part *part = &parts[*count];
         part->buffers = PyList_GET_ITEM(buffers, *count);
-        if (!PyList_Check(part->buffers) ||
-            PyObject_GetBuffer(PyList_GET_ITEM(spans, *count), &part->view, PyBUF_CONTIG_RO) < 0)
-            break;
+        good = PyList_Check(part->buffers) &&
+               PyObject_GetBuffer(PyList_GET_ITEM(spans, *count), &part->view, PyBUF_CONTIG_RO) == 0;
+        if (!good) break;
         part->spans = part->view.buf, part->count = part->view.len / (8 * COLUMNS);
         size_t places = (size_t)PyList_GET_SIZE(part->buffers);
         part->places = malloc((places + 1) * sizeof *part->places);
         if (part->places) memset(part->places, 0xFF, places * sizeof *part->places);
-        if (!part->places || part->view.len % (8 * COLUMNS)) {
-            ++*count;
-            break;
-        }
+        good = part->places && part->view.len % (8 * COLUMNS) == 0;
     }
-    if (*count == all && (!all || parts[all - 1].places)) return parts;
+    if (good) return parts;
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no spans");
     close_parts(parts, *count);
     return NULL;
@@ -840,9 +838,8 @@ static int hand_over(Copy *copy) {
 
 static void finish_copy(Copy *copy) {
     if (!copy->started) return;
-    copy->started = 0;
     if (copy->process != getpid()) { /* forked from it meanwhile: the thread is not here, and its copy is not whole */
-        copy->good = 0;
+        copy->started = copy->good = 0;
         return;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -850,6 +847,7 @@ static void finish_copy(Copy *copy) {
     while (!copy->ended) pthread_cond_wait(&COPIER.changed, &COPIER.lock);
     pthread_mutex_unlock(&COPIER.lock);
     Py_END_ALLOW_THREADS
+    copy->started = 0; /* only now: another thread that waits for it must wait, too */
 }
 
 static void close_copy(Copy *copy) {

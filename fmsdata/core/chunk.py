@@ -207,9 +207,12 @@ class Chunk:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """The narrowest integer type that holds all tokens."""
-        types = {buffer.tokens.dtype for buffer in self.buffers}
+        """The type that the tokens are stored in, or the narrowest integer type that holds all of them."""
+        used = np.flatnonzero(np.bincount(self.spans[:, BUFFER])).tolist()
+        types = {self.buffers[buffer].tokens.dtype for buffer in used}
         tail = int(self.spans[:, TAIL].max())
+        if len(types) == 1 and (stored := next(iter(types))).kind in "iu" and tail <= np.iinfo(stored).max + 1:
+            return stored
         common = np.result_type(*types, *([np.min_scalar_type(tail - 1)] if tail else []))
         return common if common.kind in "iu" else np.dtype(np.int64)
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 Ints: TypeAlias = npt.NDArray[np.int64]
 Tokens: TypeAlias = npt.NDArray[np.integer[Any]]
 
-VERSION = 1  # a kernel that was built from an older source is not used
+VERSION = 2  # a kernel that was built from an older source is not used
 
 
 MOST_SOURCES = 64  # that `merge` takes

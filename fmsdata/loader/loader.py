@@ -372,7 +372,7 @@ class StatefulDataLoader:
             batch_size=self.batch_size,
             extra_tokens=self.task.extra_tokens,
             filler=filler,
-            shifted=isinstance(self.task, CausalLM),
+            shifted=type(self.task) is CausalLM,  # a subclass may change the tokens first
         )
 
     def close(self) -> None:

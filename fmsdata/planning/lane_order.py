@@ -71,7 +71,6 @@ class LaneOrder:
     ) -> None:
         self.plan, self.source, self.seed = plan, source, seed
         self.lane, self.lanes = lane, lanes
-        self._lane, self._lanes = lane, lanes
         self._dense = dense  # many of the lanes are planned in this process, and share the work
         self._planned = NONE
         self._first = 0  # place of the planned blocks
@@ -100,18 +99,18 @@ class LaneOrder:
     def _plan_from(self, place: int) -> None:
         """Plan the block at a place; and if it follows the last one, or that costs little, many behind it."""
         many = self._dense or (len(self._planned) > 0 and place == self._first + len(self._planned))
-        ahead = min(AHEAD, max(FEW, AHEAD_OF_ALL // self._lanes)) if many else 1
+        ahead = min(AHEAD, max(FEW, AHEAD_OF_ALL // self.lanes)) if many else 1
         left = int(min(ahead, self.places - place))
         self._first = place
         epochs: list[int] = []
         counts: list[int] = []
         numbers: list[Places] = []
-        plan = self.plan.at(self._lane + place * self._lanes).plan
+        plan = self.plan.at(self.lane + place * self.lanes).plan
         while left and len(epochs) < MOST_EPOCHS:
-            epoch, position, now = self.plan.at(self._lane + place * self._lanes)
+            epoch, position, now = self.plan.at(self.lane + place * self.lanes)
             if now is not plan:  # the source has grown
                 break
-            counts.append(min(left, -(-(plan.blocks - position) // self._lanes)))
+            counts.append(min(left, -(-(plan.blocks - position) // self.lanes)))
             epochs.append(epoch)
             numbers += self._numbers(plan.blocks, epoch, position, counts[-1])
             place, left = place + counts[-1], left - counts[-1]
@@ -122,8 +121,8 @@ class LaneOrder:
         """The numbers of this many blocks of the lane in an epoch of so many, from a position on."""
         permutation = _permutation(blocks, self.seed, self.source, epoch)
         if self._dense:
-            return permutation.parts(position, self._lanes, count)
-        positions = np.arange(position, position + count * self._lanes, self._lanes)
+            return permutation.parts(position, self.lanes, count)
+        positions = np.arange(position, position + count * self.lanes, self.lanes)
         return [permutation.array(positions) if count >= FEW else np.array([*map(permutation, positions.tolist())])]
 
 

@@ -3,6 +3,7 @@
 The plan gives a lane its blocks, and a key of the block gives the order of the documents in it.
 """
 
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -44,20 +45,20 @@ class ReaderIterator(StageIterator):
         self._place = number(state, "block")  # of the next block in the order of the lane
         self._visited = number(state, "document")  # documents of that block that are done
         self._blocks = self._host.open_blocks(reader.shard_files, self._order, lane)
-        # Those of all lanes, by their epoch and array, which they keep.
-        self._buffers: dict[tuple[int, int], Buffer] = self._host.shared(
-            (self._order.plan, self._order.seed, self._source), dict
-        )
         if self._place < self._order.places:
             self._blocks.start(self._place)
-        # Documents to read at once. It grows: a rare source starts fast, a frequent one runs fast.
-        self._target = 1
+        self._target = 0  # documents to read at once; 0 before the first are read
         # The state before each document of the chunk, and after the last; None before the first chunk.
         self._at: Ints | None = None
         self._chunk: Chunk | None = None
-        if lane.only_plans:  # it costs little: all sources together start with about as many tokens
-            documents = (1 + lane.spread) * START_TOKENS * lane.pace.of_lane / reader.counts.mean_length
-            self._target = int(min(max(1.0, documents), CHUNK_DOCUMENTS))
+
+    @cached_property
+    def _buffers(self) -> dict[tuple[int, int], Buffer]:
+        """Those of all lanes, by their epoch and array, which they keep."""
+        buffers: dict[tuple[int, int], Buffer] = self._host.shared(
+            (self._order.plan, self._order.seed, self._source), dict
+        )
+        return buffers
 
     def read(self) -> Chunk:
         empty = 0
@@ -88,7 +89,6 @@ class ReaderIterator(StageIterator):
         self._blocks.check()
         chunk = self._in_order(blocks, documents)
         self._place, self._visited = self._place + len(blocks), 0
-        self._target = min(4 * self._target, CHUNK_DOCUMENTS)
         return chunk
 
     def state(self, taken: int) -> State:
@@ -100,6 +100,7 @@ class ReaderIterator(StageIterator):
         blocks = self._order.blocks(self._place)
         if blocks is None or len(blocks) == 1:
             return blocks
+        self._target = self._next_target()
         addresses, plan = blocks.addresses, self._order.plan
         sizes = addresses[:, 2] - addresses[:, 1]
         few = int(sizes.cumsum().searchsorted(self._target)) + 1
@@ -108,6 +109,15 @@ class ReaderIterator(StageIterator):
         tokens = (sizes[:few] * plan.mean_lengths.take(addresses[:few, 0])).cumsum()
         most = min(CHUNK_TOKENS, self._blocks.tokens_at_once)
         return blocks.part(0, min(few, int(tokens.searchsorted(most)) + 1))
+
+    def _next_target(self) -> int:
+        """How many documents to read at once. It grows: a rare source starts fast, a frequent one runs fast."""
+        lane = self._lane
+        if self._target or not lane.only_plans:
+            return min(max(1, 4 * self._target), CHUNK_DOCUMENTS)
+        # To plan costs little: all sources together start with about as many tokens.
+        documents = (1 + lane.spread) * START_TOKENS * lane.pace.of_lane / self._reader.counts.mean_length
+        return int(min(max(1.0, documents), CHUNK_DOCUMENTS))
 
     def _announce(self, address: Address) -> None:
         shard, first, stop = address

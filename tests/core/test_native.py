@@ -1,10 +1,13 @@
 """The compiled kernel gives what the Python beside it gives, to the last bit, and bad arguments are errors."""
 
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from fmsdata.tasks.batch import Batch, collect
 from tests.helpers import documents, write_source
 
 SEED = st.integers(0, 1 << 32)
+RECORDED = (2, "2ef38a9b3de5f745")  # the version of the kernel, and a digest of its source
 
 
 @pytest.fixture(autouse=True)
@@ -254,6 +258,88 @@ def test_a_copy_that_was_started_is_not_waited_for_in_a_fork(kernel: Kernel) -> 
     assert kernel.end_copy(started)
     assert kernel.end_copy(started), "it may be asked for again"
     assert (out == source).all()
+
+
+def test_each_thread_that_waits_for_a_copy_waits_until_it_is_whole(kernel: Kernel) -> None:
+    source = np.arange(1 << 22)
+    pieces = np.array([[source.ctypes.data, source.nbytes]])
+    for _ in range(5):
+        out = np.zeros(1 << 22, np.int64)
+        started = kernel.start_copy(pieces, out, set(), [], 0)
+        with ThreadPoolExecutor(4) as threads:
+            ended = [threads.submit(lambda: (kernel.end_copy(started), out[-1] == source[-1])) for _ in range(4)]  # noqa: B023
+        assert [each.result() for each in ended] == [(True, True)] * 4
+
+
+def test_a_table_of_spans_that_is_not_whole_is_an_error(kernel: Kernel) -> None:
+    for bad in (0, 1):
+        spans = [np.zeros((2, COLUMNS), np.int64), np.zeros((2, COLUMNS), np.int64)]
+        spans[bad] = np.zeros(COLUMNS + 1, np.int64)
+        with pytest.raises(ValueError, match="no spans"):
+            kernel.join(spans, [some_chunk(0).buffers] * 2, np.empty((4, COLUMNS), np.int64))
+
+
+class Sevens(fmsdata.CausalLM):
+    """A task of the user's own, which changes the tokens first."""
+
+    def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
+        return super().__call__(replace(batch, tokens=np.full_like(batch.tokens, 7)))
+
+
+class SevensInPlace(fmsdata.CausalLM):
+    def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
+        batch.tokens[:] = 7
+        return super().__call__(batch)
+
+
+@pytest.mark.parametrize("task", [Sevens, SevensInPlace])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("pure", [False, True])
+def test_a_subclass_of_a_task_may_change_the_tokens(
+    root: Path, task: type[fmsdata.CausalLM], workers: int, pure: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pure:
+        monkeypatch.setattr(native, "kernel", None)
+    data = fmsdata.Rescalable(fmsdata.Pack(fmsdata.ShardReader(root / "a"), seq_len=17), lanes=2)
+    loader = fmsdata.StatefulDataLoader(data, batch_size=2, num_workers=workers, rank=0, world_size=1, task=task())
+    for batch in islice(loader, 30):
+        assert {*batch["input_ids"].unique().tolist(), *batch["labels"].unique().tolist()} == {7}
+    loader.close()
+
+
+class Types(fmsdata.CausalLM):
+    """Also returns the type of the tokens."""
+
+    def __call__(self, batch: Batch) -> dict[str, Any]:
+        return {**super().__call__(batch), "dtype": str(batch.tokens.dtype)}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "eos", "expected"),
+    [
+        (np.int32, 128_001, "int32"),
+        (np.int16, 32_000, "int16"),
+        (np.uint16, 65_535, "uint16"),
+        (np.uint16, 65_536, "uint32"),
+    ],
+)
+def test_tasks_get_tokens_in_the_type_of_the_shards(tmp_path: Path, dtype: Any, eos: int, expected: str) -> None:
+    """Or in a wider one, if a delimiter needs it."""
+    write_source(tmp_path / "a", documents(np.random.default_rng(0), 50), dtype=dtype)
+
+    def types() -> set[str]:
+        docs = fmsdata.Delimit(fmsdata.ShardReader(tmp_path / "a"), eos=eos)
+        data = fmsdata.Rescalable(fmsdata.Pack(docs, seq_len=64), lanes=2)
+        loader = fmsdata.StatefulDataLoader(data, batch_size=2, rank=0, world_size=1, task=Types(), prefetch=0)
+        return {batch["dtype"] for batch in islice(loader, 20)}
+
+    assert both(types) == ({expected}, {expected})
+
+
+def test_a_changed_kernel_has_another_version() -> None:
+    """A kernel that was built before is then not used."""
+    digest = hashlib.sha256(Path(native.__file__).with_name("_native.c").read_bytes()).hexdigest()[:16]
+    assert (native.VERSION, digest) == RECORDED, "raise VERSION in native.py and _native.c, and record both here"
 
 
 def test_without_the_kernel_nothing_is_compiled() -> None:
