@@ -23,4 +23,7 @@ def no_collection() -> Iterator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():  # nothing that somebody else has frozen would be unfrozen
+            gc.freeze()
+            gc.unfreeze()  # all objects are in the oldest generation now: the next collection does not visit them
         gc.enable()

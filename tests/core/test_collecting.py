@@ -26,3 +26,20 @@ def test_a_collector_that_is_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_is_made_is_old_and_what_others_froze_stays_frozen() -> None:
+    gc.collect()
+    try:
+        with no_collection():
+            made = [[] for _ in range(1000)]
+        assert len(gc.get_objects(generation=0)) < 1000
+        assert gc.is_tracked(made)
+        assert gc.get_freeze_count() == 0
+        gc.freeze()
+        frozen = gc.get_freeze_count()
+        with no_collection():
+            pass
+        assert gc.get_freeze_count() >= frozen - 100  # less what has ended since
+    finally:
+        gc.unfreeze()

@@ -273,7 +273,7 @@ def test_each_thread_that_waits_for_a_copy_waits_until_it_is_whole(kernel: Kerne
 
 def test_a_table_of_spans_that_is_not_whole_is_an_error(kernel: Kernel) -> None:
     for bad in (0, 1):
-        spans = [np.zeros((2, COLUMNS), np.int64), np.zeros((2, COLUMNS), np.int64)]
+        spans: list[Any] = [np.zeros((2, COLUMNS), np.int64), np.zeros((2, COLUMNS), np.int64)]
         spans[bad] = np.zeros(COLUMNS + 1, np.int64)
         with pytest.raises(ValueError, match="no spans"):
             kernel.join(spans, [some_chunk(0).buffers] * 2, np.empty((4, COLUMNS), np.int64))
