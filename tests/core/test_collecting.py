@@ -32,7 +32,7 @@ def test_what_is_made_is_old_and_what_others_froze_stays_frozen() -> None:
     gc.collect()
     try:
         with no_collection():
-            made = [[] for _ in range(1000)]
+            made: list[list[int]] = [[] for _ in range(1000)]
         assert len(gc.get_objects(generation=0)) < 1000
         assert gc.is_tracked(made)
         assert gc.get_freeze_count() == 0
