@@ -54,7 +54,9 @@ def make_corpus(root: Path, shards: int, url: str | None) -> int:
         (root / folder).mkdir(parents=True, exist_ok=True)
     versions = [random.bytes(16).hex() for _ in names]
     corpus = Corpus(url=url, column=None, folders={} if url else folder_times(root), counts={}, others=[])
-    columns: Any = (names, tokens * 2, versions, documents, tokens)
+    thirds = [np.stack([each // 3, each // 3, each - 2 * (each // 3)], axis=1) for each in (documents, tokens)]
+    blocks = list(zip(*thirds, strict=True))
+    columns: Any = (names, tokens * 2, versions, documents, tokens, blocks)
     data = write_manifest(Shards(*columns), corpus)
     (root / "meta" / FILE).write_bytes(data)
     print(f"{shards:,} shards, {tokens.sum() / 1e12:.1f} T tokens: a manifest of {len(data) / 1e6:.0f} MB")
@@ -82,6 +84,7 @@ def main() -> None:
     parser.add_argument("--store", action="store_true")
     parser.add_argument("--repeat", type=int, default=3)
     arguments = parser.parse_args()
+    sys.path.append(str(Path(__file__).parents[1]))
     from tests.servers.object_store import ObjectStore
 
     with tempfile.TemporaryDirectory() as folder:

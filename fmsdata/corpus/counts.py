@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from fmsdata.corpus.text_counts import find_text, holds_text
 from fmsdata.corpus.text_index import TextEntry, summed
 from fmsdata.errors import CountsError, DataError
 from fmsdata.formats import SUFFIXES, format_of, open_shard, read_layout
-from fmsdata.formats.base import Data
+from fmsdata.formats.base import Blocks, Data
 from fmsdata.formats.parquet import NoColumn
 from fmsdata.planning.counts import Counts
 from fmsdata.prefetch.range_queue import drive
@@ -42,6 +43,7 @@ from fmsdata.storage.local import file_entry
 from fmsdata.storage.location import Location
 from fmsdata.storage.mapped import MappedFile
 
+BLOCK_TOKENS = 1 << 22  # about, of the blocks of a shard that are counted
 MOST_COMPARED = 10_000  # shards of a manifest whose names are made objects, and compared, at every start
 log = logging.getLogger("fmsdata")
 
@@ -113,6 +115,7 @@ def _open_planned(folder: Location, planned: Planned, column: str | None) -> Sha
         str(root),
         logged,
         rows=rows.as_text,
+        blocks=rows.blocks,
         generations=rows.generations,
         appended=rows.manifest.appended,
     )
@@ -209,55 +212,81 @@ def _logged(folder: Location, notes: Sequence[str]) -> tuple[str, ...]:
     return tuple(notes)
 
 
+class Measured(NamedTuple):
+    """The counts of a shard, and those of its blocks, as far as its metadata says them."""
+
+    counts: Count
+    blocks: Blocks | None
+
+    @classmethod
+    def of(cls, count: Count, blocks: Blocks | None) -> "Measured":
+        """With larger blocks, of about `BLOCK_TOKENS`."""
+        if blocks is None or not count[0]:
+            return cls(count, None)
+        ends = np.cumsum(blocks[1])
+        full = ends // BLOCK_TOKENS
+        last = np.append(np.flatnonzero(full[1:] != full[:-1]), len(ends) - 1)
+        documents, tokens = (np.diff(np.cumsum(column)[last], prepend=0) for column in blocks)
+        kept = documents > 0
+        return cls(count, (documents[kept], tokens[kept]))
+
+
 def count_shards(
     folder: Location, shards: Sequence[str], column: str | None = None, entries: Sequence[Entry] | None = None
 ) -> dict[str, Count]:
     """Count documents and tokens in the files themselves, several at a time. `entries` are these files, if known."""
+    return {name: measured.counts for name, measured in measure_shards(folder, shards, column, entries).items()}
+
+
+def measure_shards(
+    folder: Location, shards: Sequence[str], column: str | None = None, entries: Sequence[Entry] | None = None
+) -> dict[str, Measured]:
+    """The same, with the counts of their blocks."""
     log.info("counting %d shards in %s; `fmsdata index` saves the counts in a file", len(shards), folder)
     with progress(f"counting {folder.name}", len(shards)) as done:
         if folder.local is not None:
-            return dict(zip(shards, _count_local(folder.local, shards, column, done), strict=True))
+            return dict(zip(shards, _measure_local(folder.local, shards, column, done), strict=True))
         if entries is None:
             known = {entry.name: entry for entry in folder.files(SUFFIXES)}
             entries = [known[shard] for shard in shards]
-        return count_remote(folder, entries, column, done)
+        return _measure_remote(folder, entries, column, done)
 
 
-def _count_local(folder: Path, shards: Sequence[str], column: str | None, done: Callable[[], None]) -> list[Count]:
-    def count(shard: str) -> Count:
+def _measure_local(folder: Path, shards: Sequence[str], column: str | None, done: Callable[[], None]) -> list[Measured]:
+    def measure(shard: str) -> Measured:
         with MappedFile(folder / shard) as file:
             opened = open_shard(file, str(folder / shard), column)
-            counted = opened.documents, opened.tokens()
+            measured = Measured.of((opened.documents, opened.tokens()), opened.blocks)
         done()
-        return counted
+        return measured
 
     with ThreadPoolExecutor(max_workers=min(16, 4 * (os.cpu_count() or 1))) as pool:
         try:
-            return list(pool.map(count, shards))
+            return list(pool.map(measure, shards))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def count_remote(
+def _measure_remote(
     folder: Location, entries: Sequence[Entry], column: str | None, done: Callable[[], None]
-) -> dict[str, Count]:
+) -> dict[str, Measured]:
     """Count by byte ranges: of a shard with a list column, only its layout is read."""
     connection = folder.connection
-    counted: dict[str, Count] = {}
+    measured: dict[str, Measured] = {}
 
-    async def count(waiting: Iterator[Entry]) -> None:
+    async def measure(waiting: Iterator[Entry]) -> None:
         for entry in waiting:
             shard = folder / entry.name
             read = partial(_read, connection, shard.path, entry.version)
             layout = await drive(read_layout(str(shard), entry.size, column, ()), read)
             tokens = await drive(layout.tokens(), read)
-            counted[entry.name] = layout.documents, tokens
+            measured[entry.name] = Measured.of((layout.documents, tokens), layout.blocks)
             done()
 
     waiting = iter(entries)
-    connection.run(together(count(waiting) for _ in range(min(folder.storage.connections, len(entries)))))
-    return counted
+    connection.run(together(measure(waiting) for _ in range(min(folder.storage.connections, len(entries)))))
+    return measured
 
 
 async def _read(connection: Connection, path: str, version: str | None, wanted: Range) -> Data:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from fmsdata.core.wording import counted, few
-from fmsdata.corpus.counts import count_shards, entries_of
+from fmsdata.corpus.counts import entries_of, measure_shards
 from fmsdata.corpus.counts_csv import HEADER, INDEX, Count, CountsTable, Parts, all_counts_files, read_rows
 from fmsdata.corpus.growth import grow
 from fmsdata.corpus.listing import (
@@ -107,8 +107,8 @@ def index_corpus(
         return Indexed(text.file.alone(), text.written, 0, documents, text.tokens or 0, notes, text)
     known = counts_of_unchanged(root, entries, column)
     unknown = [name for name in names if name not in known]
-    counts = known | (count_shards(root, unknown, column) if unknown else {})
-    counts = {name: counts[name] for name in names}
+    measured = known | (measure_shards(root, unknown, column) if unknown else {})
+    counts = {name: measured[name].counts for name in names}
     if copies := note_of_copies(root, names, counts):
         notes.append(f"warning: {copies}")
     grown = grow(root, entries, counts, append=append)
@@ -118,7 +118,7 @@ def index_corpus(
     others = [name for name in found.names if name not in counts]
     manifest = None
     try:
-        manifest = keep_manifest(root, entries, counts, column, times, others, grown.growth)
+        manifest = keep_manifest(root, entries, measured, column, times, others, grown.growth)
     except DataError as error:
         if written or append:
             raise

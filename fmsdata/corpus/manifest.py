@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from fmsdata.core.keys import Ints, offsets
 from fmsdata.errors import CountsError, DataError
+from fmsdata.formats.base import Blocks
 from fmsdata.formats.damage import DAMAGE, Truncated
 from fmsdata.storage.clients.base import Entry
 
@@ -37,6 +38,9 @@ COLUMNS: dict[str, Any] = {
     "version": pa.large_string(),
     "documents": pa.int64(),
     "tokens": pa.int64(),
+    # of consecutive parts of the shard, where its metadata says that
+    "block_documents": pa.large_list(pa.int64()),
+    "block_tokens": pa.large_list(pa.int64()),
 }
 SCHEMA = pa.schema(COLUMNS)
 GROWN = SCHEMA.append(pa.field("generation", pa.int64()))
@@ -68,6 +72,7 @@ class Shards(NamedTuple):
     versions: Sequence[str | None]
     documents: Sequence[int]
     tokens: Sequence[int]
+    blocks: Sequence[Blocks | None] = ()  # of some of the shards; none: of no shard
 
 
 class Growth(NamedTuple):
@@ -80,7 +85,9 @@ class Growth(NamedTuple):
 def write_manifest(shards: Shards, corpus: Corpus, growth: Growth | None = None) -> bytes:
     """The manifest as bytes of a file. `growth` is that of a corpus that has grown."""
     metadata = {b"fmsdata": VERSION, b"corpus": json.dumps(corpus._asdict(), sort_keys=True).encode()}
-    schema, columns = SCHEMA, [*shards]
+    blocks = shards.blocks or [None] * len(shards.names)
+    columns: list[Any] = [*shards[:-1], *([each and each[i] for each in blocks] for i in (0, 1))]
+    schema = SCHEMA
     if growth is not None:
         schema, columns = GROWN, [*columns, growth.generations]
         metadata[b"appended"] = str(growth.appended).encode()
@@ -148,6 +155,9 @@ class Manifest:
         counts = [*numbers, *([] if self.generations is None else [self.generations])]
         if any(len(column) and column.min() < 0 for column in counts):
             raise Truncated("a number is negative")
+        self._blocks = [_Lists(batch.column(name)) for name in ("block_documents", "block_tokens")]
+        if not np.array_equal(self._blocks[0].ends, self._blocks[1].ends):
+            raise Truncated("blocks with documents, and others with tokens")
         self.appended = int(metadata.get(b"appended", b"0"))  # the last generation that running states may take up
         made = json.loads(metadata[b"corpus"])
         self.corpus = Corpus(
@@ -157,6 +167,11 @@ class Manifest:
             {str(name): CountsFile(*file) for name, file in made["counts"].items()},
             [str(name) for name in made["others"]],
         )
+
+    def blocks(self, row: int) -> Blocks | None:
+        """The documents and tokens of parts of a shard, if they are known."""
+        documents, tokens = (column.of(row) for column in self._blocks)
+        return (documents, tokens) if len(documents) else None
 
     def rows(self, folder: str) -> "Rows | None":
         """The shards below a folder of the corpus, "" for all; None if there are none."""
@@ -181,6 +196,17 @@ def _numbers(column: Any) -> Ints:
     if column.null_count:
         raise Truncated("a number is missing")
     return np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + len(column)]
+
+
+class _Lists:
+    """A column of lists of numbers, where they are. One that is missing is empty."""
+
+    def __init__(self, column: Any) -> None:
+        self.ends: Ints = np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + len(column) + 1]
+        self._values = _numbers(column.values)
+
+    def of(self, row: int) -> Ints:
+        return self._values[self.ends[row] : self.ends[row + 1]]
 
 
 def _strings(*texts: str) -> Any:
@@ -240,6 +266,9 @@ class Rows:
     @property
     def tokens(self) -> Ints:
         return self._part(self.manifest.tokens)
+
+    def blocks(self, row: int) -> Blocks | None:
+        return self.manifest.blocks(self._first + row)
 
     @property
     def generations(self) -> Ints | None:

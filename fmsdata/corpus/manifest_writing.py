@@ -4,7 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from fmsdata.corpus.counts_csv import Count, counts_names
+from fmsdata.corpus.counts import Measured
+from fmsdata.corpus.counts_csv import counts_names
 from fmsdata.corpus.manifest import FILE, Corpus, CountsFile, Growth, Manifest, Shards, write_manifest
 from fmsdata.corpus.planned import digest_of
 from fmsdata.errors import DataError, FmsdataError
@@ -35,7 +36,7 @@ def manifest_of(root: Location) -> Manifest | None:
     return Manifest.of_bytes(place.read_bytes(), str(place)) if place.local is None else Manifest.of_file(place.local)
 
 
-def counts_of_unchanged(root: Location, entries: Sequence[Entry], column: str | None) -> dict[str, Count]:
+def counts_of_unchanged(root: Location, entries: Sequence[Entry], column: str | None) -> dict[str, Measured]:
     """The counts of shards that look as they did when the manifest was made."""
     try:
         manifest = manifest_of(root)
@@ -45,14 +46,15 @@ def counts_of_unchanged(root: Location, entries: Sequence[Entry], column: str | 
     if manifest is None or rows is None or manifest.corpus.column != column:
         return {}
     counts = zip(rows.documents.tolist(), rows.tokens.tolist(), strict=True)
-    then = dict(zip(rows.entries, counts, strict=True))
+    measured = (Measured(count, rows.blocks(row)) for row, count in enumerate(counts))
+    then = dict(zip(rows.entries, measured, strict=True))
     return {entry.name: then[entry] for entry in entries if entry.version is not None and entry in then}
 
 
 def keep_manifest(
     root: Location,
     entries: Sequence[Entry],
-    counts: Mapping[str, Count],
+    counts: Mapping[str, Measured],
     column: str | None,
     times: Mapping[str, int],
     others: Sequence[str],
@@ -75,8 +77,9 @@ def keep_manifest(
         others=sorted({name.rpartition("/")[0] for name in others}),
     )
     names, sizes, versions = zip(*entries, strict=True)
-    documents, tokens = zip(*(counts[name] for name in names), strict=True)
-    data = write_manifest(Shards(names, sizes, versions, documents, tokens), corpus, growth)
+    documents, tokens = zip(*(counts[name].counts for name in names), strict=True)
+    blocks = [counts[name].blocks for name in names]
+    data = write_manifest(Shards(names, sizes, versions, documents, tokens, blocks), corpus, growth)
     place = meta / FILE
     try:
         if FILE in files and files[FILE].size == len(data) and place.read_bytes() == data:

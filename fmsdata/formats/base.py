@@ -93,6 +93,9 @@ def _not_kept() -> Decoded:
     raise _NotKept
 
 
+Blocks: TypeAlias = tuple[Ints, Ints]  # the documents and the tokens of each of some consecutive parts of a shard
+
+
 class Shard(Protocol):
     """A shard whose bytes are in memory or mapped."""
 
@@ -109,6 +112,10 @@ class Shard(Protocol):
     def plain(self) -> bool:
         """Whether the tokens are stored as they are, so that reading decodes nothing."""
 
+    @property
+    def blocks(self) -> Blocks | None:
+        """Its record batches, if what they hold is known without decoding them."""
+
     def read(self, first: int, stop: int) -> Block[StoredTokens]:
         """The documents `first` to `stop - 1`, of which there must be at least one."""
 
@@ -123,6 +130,10 @@ class Layout(Protocol):
     documents: int
     known_tokens: int | None  # the number of tokens, if the layout says
     nbytes: int  # of memory that it takes, roughly
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """Its record batches, if they are known. They may be known only after `tokens`."""
 
     def block(self, first: int, stop: int) -> Reading[Block[Tokens]]:
         """The documents `first` to `stop - 1`, of which there must be at least one."""

@@ -9,7 +9,7 @@ import numpy as np
 from fmsdata.core.blocks import Block
 from fmsdata.core.ranges import Range
 from fmsdata.core.tokens import Tokens
-from fmsdata.formats.base import Data, Layout, Read, Reading
+from fmsdata.formats.base import Blocks, Data, Layout, Read, Reading
 from fmsdata.formats.damage import Truncated
 
 Known: TypeAlias = tuple[int, Data]  # the first byte and the bytes
@@ -126,6 +126,10 @@ class PartlyKnown:
     def known(self) -> int:
         """Bytes."""
         return sum(len(data) for _, data in self._parts)
+
+    @property
+    def blocks(self) -> Blocks | None:
+        return self._layout.blocks
 
     def forget(self) -> None:
         self._parts = []

@@ -15,7 +15,7 @@ from fmsdata.core.keys import offsets
 from fmsdata.core.tokens import Tokens
 from fmsdata.core.wording import counted
 from fmsdata.errors import CountsError
-from fmsdata.formats.base import Data, Decoded, Keep, Reading, ShardBytes, find_kept, keep_nothing
+from fmsdata.formats.base import Blocks, Data, Decoded, Keep, Reading, ShardBytes, find_kept, keep_nothing
 from fmsdata.formats.compression import decompressor
 from fmsdata.formats.damage import Guarded
 from fmsdata.formats.line_index import LineIndex
@@ -34,6 +34,7 @@ class LineFile:
         self._parse, self._index = parse, index
         self.documents = index.documents
         self.known_tokens: int | None = index.nbytes
+        self.blocks: Blocks | None = None
 
     def _require_size(self, size: int) -> None:
         if self._index.size != size:

@@ -17,6 +17,7 @@ from fmsdata.core.ranges import Range
 from fmsdata.core.tokens import Tokens
 from fmsdata.errors import DataError
 from fmsdata.formats.base import (
+    Blocks,
     Data,
     Decoded,
     Documents,
@@ -74,6 +75,7 @@ class ParquetRows:
         self.first_row = offsets(rows)
         self.documents = int(self.first_row[-1])
         self.known_tokens: int | None = None  # the footer does not say
+        self.blocks: Blocks | None = None
 
     def estimate(self) -> int:
         """About how many bytes of text, from the footer alone: always the same number for the same file."""

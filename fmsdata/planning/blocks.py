@@ -4,6 +4,7 @@ Every process that plans a run computes the same blocks, without I/O or communic
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -36,6 +37,7 @@ class BlockPlan:
     documents: Ints  # of each shard
     first_block: Ints  # of each shard, and behind the last
     mean_lengths: npt.NDArray[np.float64]  # tokens per document, of each shard
+    counted: Callable[[int], tuple[Ints, Ints] | None] | None = None  # `Counts.blocks`
 
     @cached_property
     def blocks(self) -> int:
@@ -76,7 +78,13 @@ class BlockPlan:
 
     def tokens(self, address: Address) -> float:
         """About how many tokens a block has."""
-        return (address.stop - address.first) * float(self.mean_lengths[address.shard])
+        shard, first, stop = address
+        counted = None if self.counted is None else self.counted(shard)
+        if counted is None or len(counted[0]) == 1:
+            return (stop - first) * float(self.mean_lengths[shard])
+        documents, tokens = map(offsets, counted)
+        before, after = np.interp((first, stop), documents, tokens).tolist()
+        return max(1.0, float(after - before))
 
     def bounds(self, shard: int) -> list[int]:
         """Where the blocks of a shard begin, and the last ends."""
@@ -128,4 +136,4 @@ def cut_blocks(counts: Counts, lanes: int, block_tokens: int) -> BlockPlan:
     mean = counts.tokens / np.maximum(1, counts.documents)
     size = np.clip(np.rint(block_tokens / np.maximum(1.0, mean)).astype(np.int64), 1, per_lane)
     blocks = -(-counts.documents // size)
-    return BlockPlan(counts.documents, offsets(blocks), mean)
+    return BlockPlan(counts.documents, offsets(blocks), mean, counts.blocks)

@@ -34,6 +34,7 @@ class Counts:
     rows: Callable[[Ints | None], Iterator[bytes | memoryview]] | None = (
         None  # a faster way to what `digest` is made of
     )
+    blocks: Callable[[int], tuple[Ints, Ints] | None] | None = None  # documents and tokens of parts of a shard
     generations: Ints | None = None  # of each shard, in which `fmsdata index --append` it came; None: all at once
     appended: int = 0  # the last generation that running states may take up
     last: int | None = None  # the last generation that is counted; later shards have no documents here

@@ -42,7 +42,7 @@ class _Stretch(NamedTuple):
 class GrownPlan(BlockPlan):
     """The plan of a source that has grown during a run. Its arrays are those of the newest generation."""
 
-    stretches: tuple[_Stretch, ...]
+    stretches: tuple[_Stretch, ...] = ()
 
     def at(self, index: int) -> Place:
         epoch, start, plan = self.stretches[bisect_right(self.stretches, index, key=lambda s: s.start) - 1]
@@ -85,7 +85,8 @@ def plan_blocks(counts: Counts, timeline: Timeline, lanes: int, block_tokens: in
         last = stretches[-1]
         stretches.append(_Stretch(now.epoch, last.start + (now.epoch - before.epoch) * last.plan.blocks, plan))
     newest = plans[-1]
-    return GrownPlan(newest.documents, newest.first_block, newest.mean_lengths, tuple(stretches))
+    arrays = newest.documents, newest.first_block, newest.mean_lengths
+    return GrownPlan(*arrays, newest.counted, stretches=tuple(stretches))
 
 
 def describe_timeline(counts: Counts, timeline: Timeline) -> State:

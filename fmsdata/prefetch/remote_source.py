@@ -15,7 +15,7 @@ from fmsdata.core.pages import page_memory
 from fmsdata.core.ranges import Range
 from fmsdata.core.tokens import Tokens
 from fmsdata.formats import open_shard, read_layout
-from fmsdata.formats.base import Data, Decoded, Keep, Layout, Reading, Shard
+from fmsdata.formats.base import Blocks, Data, Decoded, Keep, Layout, Reading, Shard
 from fmsdata.formats.fetched import PartlyKnown
 from fmsdata.planning.blocks import BlockPlan
 from fmsdata.prefetch.decoded import DecodedBatches
@@ -179,6 +179,7 @@ class CopyLayout:
         self._shard.keep = keep
         self.text, self.documents, self.known_tokens = self._shard.text, self._shard.documents, self._shard.known_tokens
         self.nbytes = COPY_BYTES
+        self.blocks: Blocks | None = None
 
     def block(self, first: int, stop: int) -> Reading[Block[Any]]:
         yield from ()

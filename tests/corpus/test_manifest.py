@@ -6,9 +6,11 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import fmsdata
@@ -20,7 +22,7 @@ from fmsdata.errors import CountsError, DataError, StorageError
 from fmsdata.planning.counts import Counts
 from fmsdata.storage import location
 from fmsdata.storage.location import Location
-from tests.helpers import CONFIG, documents, maker, write_source
+from tests.helpers import CONFIG, documents, maker, open_file, write_source
 from tests.servers.fault_proxy import FaultProxy
 from tests.servers.object_store import ObjectStore
 
@@ -187,15 +189,54 @@ def test_where_it_cannot_be_written_counts_that_are_right_still_do(root: Path) -
         index_corpus(root)
 
 
+@pytest.mark.parametrize("tokens", [1, 40, 10**9])
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_manifest_has_the_documents_and_tokens_of_the_blocks_of_each_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool, tokens: int
+) -> None:
+    """As far as the metadata says that: a compressed list that may be null does not."""
+    monkeypatch.setattr("fmsdata.corpus.counts.BLOCK_TOKENS", tokens)
+    root, some = tmp_path / "corpus", documents(np.random.default_rng(3), 60, shortest=0)
+    write_source(root / "lists", some, shards=2, rows=4)
+    write_source(root / "one", some, shards=2, rows=1000)
+    write_source(root / "single", some, shards=2, layout="batch")
+    with pa.ipc.new_file(root / "lists" / "part-9.arrow", pa.schema({"tokens": pa.list_(pa.uint16())})) as writer:
+        writer.write_batch(pa.record_batch([pa.array([[1, 2], None, [3]], pa.list_(pa.uint16()))], ["tokens"]))
+    with ObjectStore(tmp_path / "store") if remote else nullcontext() as store:
+        place: Location | Path = root
+        if store is not None:
+            url = f"{store.bucket()}/corpus"
+            store.upload(root, url)
+            place = Location(url, store.options)
+        index_corpus(place)
+        manifest = Manifest.of_bytes((Location(place) / "meta" / FILE).read_bytes())
+    rows = manifest.rows("")
+    assert rows is not None
+    for row, name in enumerate(rows.names):
+        blocks = rows.blocks(row)
+        if name == "lists/part-9.arrow":
+            assert blocks is None
+            continue
+        assert blocks is not None
+        shard = open_file(root / name)
+        lengths = shard.read(0, shard.documents).length
+        expected = [int(part.sum()) for part in np.split(lengths, np.cumsum(blocks[0])[:-1])]
+        assert (int(blocks[0].sum()), blocks[1].tolist()) == (shard.documents, expected)
+        if tokens == 1 and not name.startswith("one"):
+            assert len(blocks[0]) > 5
+        if tokens == 10**9 or name.startswith("one"):
+            assert len(blocks[0]) == 1
+
+
 def test_only_new_and_changed_shards_are_counted_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[str] = []
-    count = index_corpus.__globals__["count_shards"]
+    count = index_corpus.__globals__["measure_shards"]
 
     def watch(folder: Location, shards: list[str], column: str | None) -> object:
         counted.extend(shards)
         return count(folder, shards, column)
 
-    monkeypatch.setitem(index_corpus.__globals__, "count_shards", watch)
+    monkeypatch.setitem(index_corpus.__globals__, "measure_shards", watch)
     index_corpus(root)
     assert len(counted) == 15
     counted.clear()

@@ -1,6 +1,7 @@
 """Planning: every document in one block, every block of every epoch at one place of one lane."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fmsdata.core.blocks import Address
 from fmsdata.core.permutation import SLAB, Permutation
 from fmsdata.planning.blocks import BLOCKS_PER_LANE, BlockPlan, cut_blocks
 from fmsdata.planning.counts import Counts
@@ -49,6 +51,18 @@ def order_of(
 ) -> list[int]:
     order = order_over(blocks, lane=lane, lanes=lanes, seed=seed, source=source)
     return [at(order, place)[1] for place in range(places)]
+
+
+def test_the_tokens_of_a_block_are_those_that_were_counted() -> None:
+    """Of a shard whose documents are sorted by length, and of one of which only the mean is known."""
+    parts = {1: (np.array([10, 30]), np.array([10_000, 300]))}
+    counts = replace(make_counts([40, 40], [100, 257]), tokens=np.array([4000, 10_300]), blocks=parts.get)
+    plan = cut_blocks(counts, 1, 1000)
+    assert plan.tokens(Address(0, 0, 10)) == 1000
+    assert plan.tokens(Address(1, 0, 10)) == 10_000
+    assert plan.tokens(Address(1, 5, 12)) == pytest.approx(5 * 1000 + 2 * 10)
+    assert plan.tokens(Address(1, 10, 40)) == 300
+    assert all_blocks(plan) == all_blocks(cut_blocks(replace(counts, blocks=None), 1, 1000)), "blocks depend on it"
 
 
 @settings(deadline=None)

@@ -156,5 +156,7 @@ def _read_lists(
     whole, in_order = int(table.messages[:, 1:].sum()), not blocks[-1, LAST_GAPS]
     small = in_runs - table.stored() <= batches * SMALL
     if tokens is not None and in_order and small and worth_bridging(in_runs - whole, whole):
-        return Runs(scan, footer, int(first_row[-1]), tokens, blocks)
+        runs = Runs(scan, footer, int(first_row[-1]), tokens, blocks)
+        runs.blocks = table.rows[:, ROWS], table.rows[:, TOKENS]
+        return runs
     return Slices(table, first_row, tokens, dense=dense)

@@ -19,7 +19,7 @@ from fmsdata.core.tokens import Tokens
 from fmsdata.formats.arrow.framing import moved
 from fmsdata.formats.arrow.scan import FooterList, Scan
 from fmsdata.formats.arrow.shard import Batches
-from fmsdata.formats.base import InMemory, Reading
+from fmsdata.formats.base import Blocks, InMemory, Reading
 from fmsdata.formats.damage import Guarded, Truncated
 
 OWN = 4096  # bytes that a layout takes besides its numbers, roughly
@@ -46,6 +46,7 @@ class Runs:
         self.documents, self.known_tokens = documents, tokens
         self.nbytes = OWN + (0 if bounds is None else bounds.nbytes)
         self._scan, self._footer, self._bounds = scan, footer, bounds
+        self.blocks: Blocks | None = None
 
     def block(self, first: int, stop: int) -> Reading[Block[Tokens]]:
         if self._bounds is None:
@@ -66,7 +67,9 @@ class Runs:
     def tokens(self) -> Reading[int]:
         if self.known_tokens is not None:
             return self.known_tokens
-        return (yield from self._footer.tokens())
+        lengths = yield from self._footer.lengths()
+        self.blocks = np.ones(len(lengths), np.int64), lengths
+        return int(lengths.sum())
 
     def _from_list(self, begin: int, end: int) -> Reading[Block[Tokens]]:
         """The documents of record batches that may have gaps between them or be in any order."""

@@ -81,19 +81,18 @@ class FooterList:
                 require_inside(parts[-1], self._scan.size)
         return np.concatenate(parts)
 
-    def tokens(self) -> Reading[int]:
-        """The number of tokens, where each record batch is a document."""
-        column, total = self._scan.column, 0
+    def lengths(self) -> Reading[Ints]:
+        """The tokens of each record batch, where each is a document."""
+        column, lengths = self._scan.column, np.zeros(self.count, np.int64)
 
-        def count(_: Ints, nodes: Ints, buffers: Ints, shape: Shape) -> None:
-            nonlocal total
+        def count(which: Ints, nodes: Ints, buffers: Ints, shape: Shape) -> None:
             if nodes[:, column.node, 1].any():
                 raise column.null_tokens()
             if column.are_plain(nodes, shape).all():
                 column.documents(nodes, buffers)  # raises if they are shorter than they say
-            total += int(column.rows_of(nodes).sum())
+            lengths[begin + which] = column.rows_of(nodes)
 
         for begin in range(0, self.count, LISTED):
             messages = yield from self.read(begin, min(begin + LISTED, self.count))
             yield from self._scan.read(messages, np.arange(len(messages)), count)
-        return total
+        return lengths

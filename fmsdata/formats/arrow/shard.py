@@ -24,7 +24,7 @@ from fmsdata.formats.arrow.column import TokenColumn
 from fmsdata.formats.arrow.framing import NOT_WHOLE
 from fmsdata.formats.arrow.metadata import Metadata, Shape
 from fmsdata.formats.arrow.opening import read_framing
-from fmsdata.formats.base import Decoded, InMemory, Keep, ShardBytes, keep_nothing
+from fmsdata.formats.base import Blocks, Decoded, InMemory, Keep, ShardBytes, keep_nothing
 from fmsdata.formats.damage import Guarded, Truncated
 
 Lengths: TypeAlias = npt.NDArray[np.signedinteger[Any]]
@@ -57,6 +57,7 @@ class Batches:
         self.whole = data.tokens(column.dtype)
         self._first_row: Sequence[int] = range(len(messages) + 1)
         self.known_tokens: int | None = None if len(messages) else 0
+        self._batch_tokens: Ints | None = None  # of each record batch, if that is known
         self._shape = Shape(0, 0, compressed=False)
         self._plain: list[bool] = []
         if not len(messages):
@@ -72,7 +73,7 @@ class Batches:
             plain = column.are_plain(nodes, self._shape)
             tokens = column.row_tokens(nodes, buffers, plain)
         if not nodes[:, column.node, 1].any():  # a null row may hide values
-            self.known_tokens = int(tokens.sum())
+            self.known_tokens, self._batch_tokens = int(tokens.sum()), tokens
         self._plain = plain.tolist()
         self._buffers = buffers.tolist()
 
@@ -84,6 +85,17 @@ class Batches:
     def plain(self) -> bool:
         """Whether the tokens are stored as they are, so that reading decodes nothing."""
         return not self._shape.compressed and (not self._column.listed or all(self._plain))
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """Its record batches. Where each is a document, all metadata is read for that."""
+        if self._batch_tokens is not None:
+            return np.diff(self._first_row), self._batch_tokens
+        if self._column.listed or not self.documents:
+            return None
+        with Guarded(self._column.name):
+            located = self._locate(np.arange(self.documents))
+        return None if located is None else (np.ones(self.documents, np.int64), located[1])
 
     def read(self, first: int, stop: int) -> Block[Any]:
         """The documents `first` to `stop - 1`, of which there must be at least one."""

@@ -18,7 +18,7 @@ from fmsdata.errors import DataError
 from fmsdata.formats.arrow.metadata import Shape
 from fmsdata.formats.arrow.runs import OWN, concatenate, read_batches
 from fmsdata.formats.arrow.scan import WINDOW, Scan
-from fmsdata.formats.base import Reading
+from fmsdata.formats.base import Blocks, Reading
 from fmsdata.formats.damage import Guarded
 from fmsdata.formats.fetched import Fetched, in_parts
 
@@ -143,6 +143,10 @@ class Slices:
         self.nbytes = OWN + table.rows.nbytes + first_row.nbytes
         if self._dense:
             self.nbytes += self._column.ends.itemsize * self.documents
+
+    @property
+    def blocks(self) -> Blocks | None:
+        return None if self.known_tokens is None else (self._table.rows[:, ROWS], self._table.rows[:, TOKENS])
 
     def block(self, first: int, stop: int) -> Reading[Block[Tokens]]:
         parts, fetched = self._parts(first, stop), Fetched()
