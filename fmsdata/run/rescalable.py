@@ -161,7 +161,7 @@ class Rescalable(IterableDataset[Item]):
         saved = unpack_states(states, self.description, lanes)
         pipeline = saved.pipeline
         if later is not None:
-            pipeline = {**pipeline, "lines": with_shards_of(pipeline.get("lines"), later.get("lines"))}
+            pipeline = with_shards_of(pipeline, later)
         data = as_saved(self, later or pipeline)
         edit = edit_between(pipeline, json.loads(data.fingerprint), data.lines, saved.step)
         if self.epochs is not None and edit.changes:

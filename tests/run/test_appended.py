@@ -471,6 +471,33 @@ def test_steps_and_documents_are_traced_across_the_growth(root: Path, tmp_path: 
             trace.documents(["web/b.arrow#1"])
 
 
+def test_a_source_that_grew_while_it_was_removed_is_traced(root: Path, tmp_path: Path) -> None:
+    checkpoint = {"path": str(tmp_path / "checkpoints"), "every": 20, "keep": 99}
+    seen: list[tuple[Any, ...]] = []
+
+    def train(steps: int, sources: dict[str, Any]) -> None:
+        with closing(maker(root, lanes=LANES, sources=sources, checkpoint=checkpoint)(0, 1)) as loader:
+            for step, batch in enumerate(islice(loader, steps), start=loader.state_dict()["step"]):
+                spans = zip(batch["provenance"][0], batch["epochs"][0], strict=True)
+                seen.extend((step, *span, epoch) for span, epoch in spans)
+            loader.save()
+
+    train(60, SOURCES)
+    train(60, {"web": {"weight": 1}})
+    append(root, "wiki", "a", 20)
+    index_corpus(root, append=True)
+    train(100, SOURCES)
+    data = maker(root, lanes=LANES, sources=SOURCES)(0, 1).data
+    trace = fmsdata.trace.Trace(data, checkpoints=fmsdata.Checkpoints(checkpoint["path"]))
+    for step in (120, 135, 165):  # the first two start from a checkpoint in which the source is removed
+        found = [(s.step, s.source, s.shard, s.document, s.start, s.stop, s.epoch) for s in trace.step(step)]
+        assert found == [entry for entry in seen if entry[0] == step]
+    (report,) = trace.documents(["wiki/part-0.arrow#3"])
+    assert {s.step for s in report.seen} == {
+        step for step, source, shard, number, *_ in seen if (source, shard, number) == ("wiki", "part-0.arrow", 3)
+    } - set(range(120))
+
+
 def test_checkpoints_of_several_ranks_are_read_whole_when_a_source_has_grown(root: Path, tmp_path: Path) -> None:
     checkpoint = {"path": str(tmp_path / "checkpoints"), "every": 10}
 
