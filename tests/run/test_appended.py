@@ -31,7 +31,7 @@ from fmsdata.corpus.counts import read_counts
 from fmsdata.corpus.index import index_corpus
 from fmsdata.corpus.manifest import FILE
 from fmsdata.corpus.shard_writer import write_shard
-from fmsdata.errors import StateError
+from fmsdata.errors import CheckpointError, StateError
 from fmsdata.run.appended import unread
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.storage.location import Location
@@ -517,6 +517,30 @@ def test_checkpoints_of_several_ranks_are_read_whole_when_a_source_has_grown(roo
     index_corpus(root, append=True)
     assert len(set(train(4, 5) + train(2, 5))) == 1
     assert "generations" in train(1, 0)[0]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_ranks_that_opened_before_and_after_the_append_are_an_error(root: Path, tmp_path: Path, resumed: bool) -> None:
+    def loader(rank: int) -> fmsdata.StatefulDataLoader:
+        checkpoint = {"path": str(tmp_path / "checkpoints"), "every": 5}
+        return maker(root, lanes=LANES, sources=SOURCES, checkpoint=checkpoint)(rank, 2)
+
+    if resumed:
+        for before in (loader(0), loader(1)):
+            assert len([*islice(before, 6)]) == 6
+            before.close()
+    first = loader(0)
+    append(root, "web", "a", 30)
+    index_corpus(root, append=True)
+    second = loader(1)
+    assert len([*islice(first, 6)]) == 6
+    with pytest.raises(
+        CheckpointError, match=r"rank 0 and rank 1 planned .*was the corpus indexed .*start all ranks again"
+    ):
+        for _ in islice(second, 6):
+            pass
+    first.close()
+    second.close()
 
 
 def test_epochs_in_the_stats_are_those_of_each_generation(root: Path) -> None:
