@@ -25,6 +25,7 @@ class Grown(NamedTuple):
     growth: Growth | None
     added: int  # shards that were not there before
     notes: list[str]
+    unkept: list[Entry]  # the shards of before, if counts have them, and no manifest
 
 
 class _Known(NamedTuple):
@@ -75,7 +76,8 @@ def grow(root: Location, entries: Sequence[Entry], counts: Mapping[str, Count], 
         )
     generations = [known[entry.name].generation if entry.name in known else newest for entry in entries]
     growth = Growth(generations, appended) if known and newest else None
-    return Grown(growth, len(added), notes)
+    unkept = [entry for entry in entries if entry.name in known] if added and manifest is None else []
+    return Grown(growth, len(added), notes, unkept)
 
 
 def _nothing_new(unread: bool) -> str:

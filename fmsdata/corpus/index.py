@@ -7,7 +7,7 @@ whose name has `counts` in it. So their files are only compared, unless a user a
 import csv
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from fmsdata.core.wording import counted, few
@@ -114,8 +114,14 @@ def index_corpus(
     grown = grow(root, entries, counts, append=append)
     notes += grown.notes
     notes += _nested(root, counts)
-    file, written = _write_csv(root, counts, notes, replace=replace)
     others = [name for name in found.names if name not in counts]
+
+    def before() -> None:
+        """If only the counts say which shards are old, keep that: no times, so that a start does not rely on it."""
+        if grown.unkept:
+            keep_manifest(root, grown.unkept, counts, column, {}, others, None)
+
+    file, written = _write_csv(root, counts, notes, before, replace=replace)
     manifest = None
     try:
         manifest = keep_manifest(root, entries, counts, column, times, others, grown.growth)
@@ -128,9 +134,12 @@ def index_corpus(
 
 
 def _write_csv(
-    root: Location, counts: Mapping[str, Count], notes: list[str], *, replace: bool
+    root: Location, counts: Mapping[str, Count], notes: list[str], before: Callable[[], None], *, replace: bool
 ) -> tuple[Location, bool]:
-    """Compare with the counts that are there and write what is missing: the file with the counts, if it was written."""
+    """Compare with the counts that are there and write what is missing: the file with the counts, if it was written.
+
+    `before` is called before they are written.
+    """
     meta = root / "meta"
     try:
         files = {file.name: file for file in all_counts_files(root)}
@@ -165,6 +174,7 @@ def _write_csv(
         table = _table(counts)
         written = not (target.name in files and target.read_bytes() == table)
         if written:
+            before()
             target.write_bytes(table)
         for name in sorted(stale):
             files[name].remove()

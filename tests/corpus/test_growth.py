@@ -5,7 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from fmsdata.corpus.manifest_writing import manifest_of
 from fmsdata.corpus.shard_writer import write_shard
 from fmsdata.corpus.verify import verify_corpus
 from fmsdata.errors import CountsError, DataError
+from fmsdata.storage.clients.base import Entry
 from fmsdata.storage.location import Location
 from tests.helpers import documents, write_source
 
@@ -166,26 +169,57 @@ def test_a_damaged_manifest_is_not_appended_to(root: Path) -> None:
         index_corpus(root, append=True)
 
 
-def test_an_append_that_is_killed_leaves_the_old_manifest_or_the_new_one(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("only_counts", [False, True])
+def test_an_append_that_is_killed_leaves_the_old_shards_in_a_manifest(
+    root: Path, monkeypatch: pytest.MonkeyPatch, only_counts: bool
 ) -> None:
     """Counts are written before the manifest: between the two, the append is to be repeated."""
     index_corpus(root)
     before = (root / "meta" / FILE).read_bytes()
+    if only_counts:
+        (root / "meta" / FILE).unlink()
     add(root / "web/a.arrow")
 
     class Killed(BaseException):
         pass
 
-    def kill(*_: object) -> None:
-        raise Killed
+    keep = indexing.keep_manifest
+
+    def kill(root: Location, entries: Sequence[Entry], *rest: Any) -> Location | None:
+        if len(entries) > len(OLD):
+            raise Killed
+        return keep(root, entries, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(indexing, "keep_manifest", kill)
         with pytest.raises(Killed):
             index_corpus(root, append=True)
-    assert (root / "meta" / FILE).read_bytes() == before
+    assert generations(root) == (OLD, 0)
+    assert only_counts or (root / "meta" / FILE).read_bytes() == before
     assert read_counts(root / "web").generations is None  # it is older than the counts
+    assert len(read_counts(root / "web").shards) == 3
+    index_corpus(root, append=True)
+    assert generations(root) == ({"web/a.arrow": 1, **OLD}, 1)
+
+
+def test_an_append_that_is_killed_before_it_writes_counts_hides_no_shard(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index_corpus(root)
+    (root / "meta" / FILE).unlink()
+    add(root / "web/a.arrow")
+    keep = indexing.keep_manifest
+
+    def kill(*args: Any) -> None:
+        keep(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(indexing, "keep_manifest", kill)
+        with pytest.raises(KeyboardInterrupt):
+            index_corpus(root, append=True)
+    assert generations(root) == (OLD, 0)
+    assert len(read_rows([Location(root / "meta/counts.csv")])) == 4
     assert len(read_counts(root / "web").shards) == 3
     index_corpus(root, append=True)
     assert generations(root) == ({"web/a.arrow": 1, **OLD}, 1)
