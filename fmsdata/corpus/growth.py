@@ -17,6 +17,7 @@ from fmsdata.storage.clients.base import Entry
 from fmsdata.storage.location import Location
 
 SHOWN = 5  # shards in a message
+AGAIN = "move the new shards away, run `fmsdata index`, move them back, and run `fmsdata index --append`"
 
 
 class Grown(NamedTuple):
@@ -38,13 +39,12 @@ class _Known(NamedTuple):
 
 def grow(root: Location, entries: Sequence[Entry], counts: Mapping[str, Count], *, append: bool) -> Grown:
     """Compare the shards with those that were indexed before. With `append`, they must all be there, unchanged."""
-    manifest = _manifest(root, append=append)
+    manifest, notes = _manifest(root, append=append)
     known = _of_counts(root, entries) if manifest is None and append else _of_manifest(manifest)
     if append and not known:
         raise DataError(
             f"{root}: nothing to append to: there is no manifest and no counts in {root / 'meta'}, so the shards that "
-            "runs have read until now are unknown; move the new shards away, run `fmsdata index`, move them back, and "
-            "run `fmsdata index --append`"
+            f"runs have read until now are unknown; {AGAIN}"
         )
     different = dict(_differences(known, entries, counts))
     differences = list(different.values())
@@ -54,7 +54,6 @@ def grow(root: Location, entries: Sequence[Entry], counts: Mapping[str, Count], 
             "was written. Restore them to append to the corpus. `fmsdata index` without --append makes a new "
             "beginning, with which no saved run resumes"
         )
-    notes = []
     if differences:
         known = {name: shard for name, shard in known.items() if name not in different}
         notes.append(
@@ -83,16 +82,24 @@ def grow(root: Location, entries: Sequence[Entry], counts: Mapping[str, Count], 
 def _nothing_new(unread: bool) -> str:
     if unread:
         return "no new shards since the last index; runs may read those that it found from the next epoch on"
-    return "no new shards: nothing was appended"
+    return (
+        "no new shards: nothing was appended. If a run does not resume because of shards that were indexed as old "
+        f"ones, {AGAIN}"
+    )
 
 
-def _manifest(root: Location, *, append: bool) -> Manifest | None:
+def _manifest(root: Location, *, append: bool) -> tuple[Manifest | None, list[str]]:
+    """The manifest, if there is a readable one, and what to say of it."""
     try:
-        return manifest_of(root)
-    except FmsdataError:  # it is damaged
+        return manifest_of(root), []
+    except FmsdataError as error:  # it is damaged
         if append:
             raise
-        return None
+        lost = str(error).partition("; ")[0]
+        return None, [
+            f"warning: {lost}, so the history of the corpus is lost: all shards count as old now. If a run does not "
+            f"resume with that, {AGAIN}"
+        ]
 
 
 def _of_manifest(manifest: Manifest | None) -> dict[str, _Known]:

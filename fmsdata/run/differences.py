@@ -21,7 +21,8 @@ def differences(saved: Any, now: Any, where: str) -> Iterator[str]:
                 yield (
                     f"source {where or 'below'!r} has grown in this run, and which shards were there before is not "
                     "known any more; restore meta/fmsdata-manifest.ipc of the corpus, as `fmsdata index --append` "
-                    "wrote it"
+                    "wrote it, or make it again: move the shards that were appended away, run `fmsdata index`, move "
+                    "them back, and run `fmsdata index --append`"
                 )
                 return
         if saved.get("stage") == now.get("stage") == "Tokenize" and saved.get("tokenizer") != now["tokenizer"]:

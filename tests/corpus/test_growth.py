@@ -93,7 +93,9 @@ def test_without_anything_new_nothing_is_written(root: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (root / "meta").iterdir()}
     done = index_corpus(root, append=True)
     assert (done.added, done.written, done.manifest) == (0, False, None)
-    assert done.notes == ["no new shards: nothing was appended"]
+    (note,) = done.notes
+    assert note.startswith("no new shards: nothing was appended. If a run does not resume because")
+    assert "move the new shards away, run `fmsdata index`, move them back, and run `fmsdata index --append`" in note
     assert {path: path.stat().st_mtime_ns for path in (root / "meta").iterdir()} == before
 
 
@@ -165,8 +167,12 @@ def test_a_damaged_manifest_is_not_appended_to(root: Path) -> None:
     index_corpus(root)
     (root / "meta" / FILE).write_bytes(b"damaged")
     add(root / "web/a.arrow")
-    with pytest.raises(CountsError, match="not a readable manifest"):
+    with pytest.raises(CountsError, match=r"not a readable manifest.*restore it, or run .* without the history"):
         index_corpus(root, append=True)
+    (note,) = index_corpus(root).notes
+    assert "the history of the corpus is lost: all shards count as old now" in note
+    assert "move the new shards away" in note
+    assert generations(root) == ({"web/a.arrow": 0, **OLD}, 0)
 
 
 @pytest.mark.parametrize("only_counts", [False, True])

@@ -329,8 +329,30 @@ def test_a_run_that_has_grown_needs_the_manifest(root: Path) -> None:
     index_corpus(root, append=True)
     run.go_on(1, 10)
     (root / "meta" / FILE).unlink()
-    with pytest.raises(StateError, match=r"source 'web' has grown.*fmsdata-manifest\.ipc"):
+    with pytest.raises(StateError, match=r"source 'web' has grown.*fmsdata-manifest\.ipc.*move the shards .* away"):
         run.loaders(1)
+
+
+@pytest.mark.parametrize("lost", ["removed", "damaged"])
+def test_a_lost_history_is_made_again(root: Path, tmp_path: Path, lost: str) -> None:
+    run = Run(root).go_on(2, 20)
+    append(root, "web", "a", 30)
+    index_corpus(root, append=True)
+    run.go_on(1, 10)
+    if lost == "removed":
+        (root / "meta" / FILE).unlink()
+    else:
+        (root / "meta" / FILE).write_bytes(b"damaged")
+    index_corpus(root)
+    assert "move the new shards away" in index_corpus(root, append=True).notes[-1]
+    with pytest.raises(StateError, match=r"move the shards .* away"):
+        run.loaders(1)
+    (root / "web/a.arrow").rename(tmp_path / "a.arrow")
+    index_corpus(root)
+    (tmp_path / "a.arrow").rename(root / "web/a.arrow")
+    index_corpus(root, append=True)
+    run.go_on(3, 10)
+    assert [shards for _, shards, _ in run.generations("web")] == [2, 3]
 
 
 def test_the_mix_may_be_edited_at_the_same_time(root: Path) -> None:
