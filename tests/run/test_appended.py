@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -331,6 +333,42 @@ def test_a_run_that_has_grown_needs_the_manifest(root: Path) -> None:
     (root / "meta" / FILE).unlink()
     with pytest.raises(StateError, match=r"source 'web' has grown.*fmsdata-manifest\.ipc.*move the shards .* away"):
         run.loaders(1)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("kind", ["arrow", "files", "parquet"])
+def test_the_way_out_of_more_shards_is_one_that_helps(tmp_path: Path, kind: str, alone: bool) -> None:
+    """`--append` is for Arrow shards of a whole folder. Of others, a source can go on with the old ones."""
+    ending = "parquet" if kind == "parquet" else "arrow"
+
+    def write(name: str) -> None:
+        for source in SOURCES:
+            path = tmp_path / source / f"{name}.{ending}"
+            if kind == "parquet":
+                path.parent.mkdir(exist_ok=True)
+                pq.write_table(pa.table({"tokens": [list(range(10, 30))] * 20}), path)
+            else:
+                append(tmp_path, source, name, 20)
+
+    def loader(files: Any) -> fmsdata.StatefulDataLoader:
+        readers = {name: fmsdata.ShardReader(tmp_path / name, files=files) for name in SOURCES}
+        documents = readers["web"] if alone else fmsdata.Mixture(readers, {"web": 7, "wiki": 3})
+        data = fmsdata.Rescalable(fmsdata.Pack(documents, seq_len=17), lanes=5)
+        return fmsdata.StatefulDataLoader(data, batch_size=1, rank=0, world_size=1)
+
+    write("old")
+    files = "*.arrow" if kind == "files" else None
+    before = loader(files)
+    assert len([*islice(before, 9)]) == 9
+    write("new")
+    with pytest.raises(StateError, match=r"the shards of source '(web|below)' changed") as error:
+        loader(files).load_state_dict(before.state_dict())
+    assert ("run `fmsdata index --append`" in str(error.value)) == (kind == "arrow")
+    assert ("name the old files in `files`, and give the new ones" in str(error.value)) == (kind != "arrow")
+    if kind != "arrow":
+        after = loader([f"old.{ending}"])
+        after.load_state_dict(before.state_dict())
+        assert next(after)["input_ids"].tolist() == next(before)["input_ids"].tolist()
 
 
 @pytest.mark.parametrize("lost", ["removed", "damaged"])
