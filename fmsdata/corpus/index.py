@@ -22,7 +22,14 @@ from fmsdata.corpus.listing import (
     note_of_others,
     note_of_skipped,
 )
-from fmsdata.corpus.manifest_writing import counts_of_unchanged, folder_times, keep_manifest, remove_manifest
+from fmsdata.corpus.manifest import FILE
+from fmsdata.corpus.manifest_writing import (
+    counts_of_unchanged,
+    folder_times,
+    keep_manifest,
+    outdated_above,
+    remove_manifest,
+)
 from fmsdata.corpus.text_indexing import IndexedText, index_text
 from fmsdata.corpus.tokenizer import Tokenizer
 from fmsdata.errors import CountsError, DataError
@@ -97,6 +104,11 @@ def index_corpus(
     if found.misnamed:
         notes.append(note_of_misnamed(found.misnamed))
     entries = entries_of(root, found.only(arrow))
+    if (corpus := outdated_above(root, entries)) is not None:
+        part = f"this folder is part of the corpus at {corpus}, and runs with that path plan from the manifest there"
+        if append and not (root / "meta" / FILE).is_file():
+            raise DataError(f"{root}: {part}; nothing was written. Run `fmsdata index {corpus} --append`")
+        notes.append(f"warning: {part}: run {_command(corpus, append=append)} too")
     text, with_tokens = index_text(root, entries_of(root, found.only(not_arrow)), column, tokenizer)
     names = sorted([*arrow, *with_tokens])
     if text is not None:
@@ -113,7 +125,7 @@ def index_corpus(
         notes.append(f"warning: {copies}")
     grown = grow(root, entries, counts, append=append)
     notes += grown.notes
-    notes += _nested(root, counts)
+    notes += _nested(root, counts, append=append)
     others = [name for name in found.names if name not in counts]
 
     def before() -> None:
@@ -256,8 +268,8 @@ def _folder_is_here(row: Parts, folders: set[Parts], prefixes: set[Parts]) -> bo
     return any(row[: len(prefix)] == prefix and row[len(prefix) : -1] in folders for prefix in prefixes)
 
 
-def _nested(root: Location, counts: Mapping[str, Count]) -> Iterator[str]:
-    """What to say of counts in folders further down. Of those, a source reads the nearest."""
+def _nested(root: Location, counts: Mapping[str, Count], *, append: bool) -> Iterator[str]:
+    """What to say of counts in folders further down. A source that is read by itself has the nearest."""
     folders = {"/".join(parts[:i]) for shard in counts for parts in [shard.split("/")] for i in range(1, len(parts))}
     for folder in sorted(folders):
         files = all_counts_files(root / folder)
@@ -274,10 +286,14 @@ def _nested(root: Location, counts: Mapping[str, Count]) -> Iterator[str]:
         lacking = inside.keys() - set().union(*(other.listed for _, other in compared))
         if compared and lacking:
             yield (
-                f"warning: {compared[0][0]} is nearer to its shards and read before this index, but lacks "
-                f"{counted(len(lacking), 'shard')}, which are counted at every start; "
-                f"run `fmsdata index {root / folder}`"
+                f"warning: {compared[0][0]} is nearer to its shards than this index, but lacks "
+                f"{counted(len(lacking), 'shard')}; a reader of {root / folder} by itself, and a run whose path is not "
+                f"{root}, use what is nearer: run {_command(root / folder, append=append)} too"
             )
+
+
+def _command(folder: Location, *, append: bool) -> str:
+    return f"`fmsdata index {folder}{' --append' if append else ''}`"
 
 
 def _count(count: Count) -> str:

@@ -24,6 +24,7 @@ from fmsdata.errors import CountsError, DataError
 from fmsdata.storage.clients.base import Entry
 from fmsdata.storage.location import Location
 from tests.helpers import documents, write_source
+from tests.servers.object_store import ObjectStore
 
 ROOT = Path(__file__).parents[2]
 
@@ -242,6 +243,37 @@ def test_a_copy_of_a_corpus_that_has_grown_keeps_its_generations(root: Path, tmp
     assert counts.digest == read_counts(root / "web").digest
     index_corpus(tmp_path / "copy")
     assert generations(tmp_path / "copy") == generations(root)
+
+
+@pytest.mark.parametrize("where", ["disk", "object store"])
+def test_a_folder_of_an_indexed_corpus_is_appended_to_as_part_of_it(
+    root: Path, object_store: ObjectStore, where: str
+) -> None:
+    """Runs whose path is the corpus plan from its manifest. On an object store, they would never see the new shard."""
+    corpus = Location(root)
+    if where == "object store":
+        url = f"{object_store.bucket()}/corpus"
+        object_store.upload(root, url)
+        corpus = Location(url, object_store.options)
+    index_corpus(corpus)
+    assert index_corpus(corpus / "web").notes == []
+    for file in (corpus / "web/meta").level().files:
+        (corpus / "web/meta" / file.name).remove()
+    (corpus / "web/a.arrow").write_bytes((root / "wiki/part-0.arrow").read_bytes())
+    with pytest.raises(DataError, match=r"nothing was written\. Run") as refused:
+        index_corpus(corpus / "web", append=True)
+    assert f"this folder is part of the corpus at {corpus}" in str(refused.value)
+    assert f"Run `fmsdata index {corpus} --append`" in str(refused.value)
+    assert not (corpus / "web/meta").level().files
+    index_corpus(corpus, append=True)
+    assert index_corpus(corpus / "web").notes == []  # with an index of its own from here on, for readers of it alone
+    (corpus / "web/b.arrow").write_bytes((root / "wiki/part-1.arrow").read_bytes())
+    (warning,) = index_corpus(corpus / "web", append=True).notes
+    assert f"run `fmsdata index {corpus} --append` too" in warning
+    assert index_corpus(corpus, append=True).notes == []
+    (corpus / "web/c.arrow").write_bytes((root / "wiki/part-1.arrow").read_bytes())
+    (nearer,) = [note for note in index_corpus(corpus, append=True).notes if "is nearer" in note]
+    assert f"run `fmsdata index {corpus / 'web'} --append` too" in nearer
 
 
 def test_a_manifest_without_growth_has_no_generations() -> None:
