@@ -23,7 +23,7 @@ from fmsdata.run.shares import leaves
 from fmsdata.stages.delimit import Delimit
 from fmsdata.stages.filter import Filter
 from fmsdata.stages.mixture import Mixture, Phase, check_weights, stages_down_to_mixture
-from fmsdata.stages.mixture.weights import checked_phases
+from fmsdata.stages.mixture.weights import checked_phases, weights_for
 from fmsdata.stages.pack import Pack
 from fmsdata.stages.shard_reader import ShardReader
 from fmsdata.stages.shuffle import Shuffle
@@ -174,6 +174,17 @@ def _removed_source(mixture: Mixture, name: str, before: State, lanes: int) -> S
         ) from None
     _require_same(before, stage.describe(name), name, stage)
     return stage
+
+
+def saved_weights(before: Stage, now: Stage) -> str:
+    """The weights to write for the mix of before, if it is another one now."""
+    old, new = (stages_down_to_mixture(lines)[-1] for lines in (before, now))
+    if not isinstance(old, Mixture) or not isinstance(new, Mixture) or old.weights == new.weights:
+        return ""
+    tokens = {name: source.size().tokens for name, source in old.sources.items()}
+    weights = weights_for(old.weights, tokens).items()
+    listed = ", ".join(f"{name}: {{weight: {int(each) if each.is_integer() else each}}}" for name, each in weights)
+    return f" (`natural` weights follow the corpus; the mix of this pass as numbers is {listed})"
 
 
 def _old_stage(stage: Stage, before: State, below: Stage) -> Stage:

@@ -468,6 +468,23 @@ def test_a_finite_pass_goes_on_with_the_shards_that_it_was_planned_for(root: Pat
     assert len(maker(root, **run.overrides)(0, 1)) > length  # a new pass has all
 
 
+@pytest.mark.parametrize("temperature", [None, 2])
+def test_a_finite_pass_with_natural_weights_goes_on_with_the_weights_that_the_error_names(
+    root: Path, temperature: float | None
+) -> None:
+    natural = {name: {"weight": "natural"} for name in SOURCES}
+    run = Run(root, epochs=2, sources=natural, temperature=temperature).go_on(2, 10)
+    expected = rows(run.loaders(1), 1000)
+    append(root, "web", "a", 30)
+    index_corpus(root, append=True)
+    with pytest.raises(StateError, match=r"`natural` weights follow the corpus") as error:
+        run.loaders(1)
+    weights = re.findall(r"(\w+): \{weight: ([0-9.e+]+)\}", str(error.value))
+    assert [name for name, _ in weights] == [*SOURCES]
+    run.overrides |= {"sources": {name: {"weight": float(weight)} for name, weight in weights}, "temperature": None}
+    assert rows(run.loaders(1), 1000) == expected
+
+
 def test_two_sources_in_one_folder_grow_each_at_its_place(root: Path) -> None:
     write_source(root / "web/deep", documents(np.random.default_rng(7), 20, shortest=1), shards=1)
     index_corpus(root)
