@@ -57,11 +57,12 @@ def grow(root: Location, entries: Sequence[Entry], counts: Mapping[str, Count], 
     if differences:
         known = {name: shard for name, shard in known.items() if name not in different}
         notes.append(
-            f"warning: {few(differences, SHOWN, '; ')}: a run that has read this source does not resume with that"
+            f"warning: {few(differences, SHOWN, '; ')}: a run that has read this source does not resume with that, "
+            "unless the names and counts of its shards are the same"
         )
     added = [entry.name for entry in entries if entry.name not in known] if known else []
     newest = max((shard.generation for shard in known.values()), default=0)
-    appended = manifest.appended if manifest is not None and known else 0
+    appended = min(manifest.appended, newest) if manifest is not None else 0  # the newest ones may be gone
     if added:
         newest += 1
     if append:

@@ -157,6 +157,19 @@ def test_counts_without_a_manifest_say_which_shards_are_old(root: Path) -> None:
     assert generations(root) == ({"web/a.arrow": 1, **OLD}, 1)
 
 
+def test_a_shard_after_the_last_append_was_removed_needs_consent_too(root: Path) -> None:
+    index_corpus(root)
+    for name in ("a", "b"):
+        add(root / f"web/{name}.arrow")
+        index_corpus(root, append=True)
+    (root / "web/b.arrow").unlink()
+    index_corpus(root)
+    assert generations(root) == ({"web/a.arrow": 1, **OLD}, 1)
+    add(root / "web/c.arrow", seed=6)
+    assert "run `fmsdata index --append`" in index_corpus(root).notes[-1]
+    assert generations(root) == ({"web/a.arrow": 1, "web/c.arrow": 2, **OLD}, 1)
+
+
 def test_text_is_not_appended_to(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     index_corpus(tmp_path)
