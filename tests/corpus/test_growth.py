@@ -17,7 +17,7 @@ from fmsdata.corpus.counts import read_counts
 from fmsdata.corpus.counts_csv import read_rows
 from fmsdata.corpus.index import index_corpus
 from fmsdata.corpus.manifest import FILE, GROWN, SCHEMA, Corpus, Growth, Manifest, Shards, write_manifest
-from fmsdata.corpus.manifest_writing import manifest_of
+from fmsdata.corpus.manifest_writing import keep_manifest, manifest_of
 from fmsdata.corpus.shard_writer import write_shard
 from fmsdata.corpus.verify import verify_corpus
 from fmsdata.errors import CountsError, DataError
@@ -203,12 +203,10 @@ def test_an_append_that_is_killed_leaves_the_old_shards_in_a_manifest(
     class Killed(BaseException):
         pass
 
-    keep = indexing.keep_manifest
-
     def kill(root: Location, entries: Sequence[Entry], *rest: Any) -> Location | None:
         if len(entries) > len(OLD):
             raise Killed
-        return keep(root, entries, *rest)
+        return keep_manifest(root, entries, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(indexing, "keep_manifest", kill)
@@ -228,10 +226,9 @@ def test_an_append_that_is_killed_before_it_writes_counts_hides_no_shard(
     index_corpus(root)
     (root / "meta" / FILE).unlink()
     add(root / "web/a.arrow")
-    keep = indexing.keep_manifest
 
     def kill(*args: Any) -> None:
-        keep(*args)
+        keep_manifest(*args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

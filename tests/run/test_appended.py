@@ -549,7 +549,7 @@ def test_steps_and_documents_are_traced_across_the_growth(root: Path, tmp_path: 
 
 
 def test_a_source_that_grew_while_it_was_removed_is_traced(root: Path, tmp_path: Path) -> None:
-    checkpoint = {"path": str(tmp_path / "checkpoints"), "every": 20, "keep": 99}
+    checkpoint: dict[str, Any] = {"path": str(tmp_path / "checkpoints"), "every": 20, "keep": 99}
     seen: list[tuple[Any, ...]] = []
 
     def train(steps: int, sources: dict[str, Any]) -> None:
