@@ -17,6 +17,7 @@ from fmsdata.storage.clients.base import Entry
 from fmsdata.storage.location import Location
 
 SHOWN = 5  # shards in a message
+AGAIN = "move the new shards away, run `fmsdata index`, move them back, and run `fmsdata index --append`"
 
 
 class Grown(NamedTuple):
@@ -25,6 +26,7 @@ class Grown(NamedTuple):
     growth: Growth | None
     added: int  # shards that were not there before
     notes: list[str]
+    unkept: list[Entry]  # the shards of before, if counts have them, and no manifest
 
 
 class _Known(NamedTuple):
@@ -37,13 +39,12 @@ class _Known(NamedTuple):
 
 def grow(root: Location, entries: Sequence[Entry], counts: Mapping[str, Count], *, append: bool) -> Grown:
     """Compare the shards with those that were indexed before. With `append`, they must all be there, unchanged."""
-    manifest = _manifest(root, append=append)
+    manifest, notes = _manifest(root, append=append)
     known = _of_counts(root, entries) if manifest is None and append else _of_manifest(manifest)
     if append and not known:
         raise DataError(
             f"{root}: nothing to append to: there is no manifest and no counts in {root / 'meta'}, so the shards that "
-            "runs have read until now are unknown; move the new shards away, run `fmsdata index`, move them back, and "
-            "run `fmsdata index --append`"
+            f"runs have read until now are unknown; {AGAIN}"
         )
     different = dict(_differences(known, entries, counts))
     differences = list(different.values())
@@ -53,15 +54,15 @@ def grow(root: Location, entries: Sequence[Entry], counts: Mapping[str, Count], 
             "was written. Restore them to append to the corpus. `fmsdata index` without --append makes a new "
             "beginning, with which no saved run resumes"
         )
-    notes = []
     if differences:
         known = {name: shard for name, shard in known.items() if name not in different}
         notes.append(
-            f"warning: {few(differences, SHOWN, '; ')}: a run that has read this source does not resume with that"
+            f"warning: {few(differences, SHOWN, '; ')}: a run that has read this source does not resume with that, "
+            "unless the names and counts of its shards are the same"
         )
     added = [entry.name for entry in entries if entry.name not in known] if known else []
     newest = max((shard.generation for shard in known.values()), default=0)
-    appended = manifest.appended if manifest is not None and known else 0
+    appended = min(manifest.appended, newest) if manifest is not None else 0  # the newest ones may be gone
     if added:
         newest += 1
     if append:
@@ -75,22 +76,31 @@ def grow(root: Location, entries: Sequence[Entry], counts: Mapping[str, Count], 
         )
     generations = [known[entry.name].generation if entry.name in known else newest for entry in entries]
     growth = Growth(generations, appended) if known and newest else None
-    return Grown(growth, len(added), notes)
+    unkept = [entry for entry in entries if entry.name in known] if added and manifest is None else []
+    return Grown(growth, len(added), notes, unkept)
 
 
 def _nothing_new(unread: bool) -> str:
     if unread:
         return "no new shards since the last index; runs may read those that it found from the next epoch on"
-    return "no new shards: nothing was appended"
+    return (
+        "no new shards: nothing was appended. If a run does not resume because of shards that were indexed as old "
+        f"ones, {AGAIN}"
+    )
 
 
-def _manifest(root: Location, *, append: bool) -> Manifest | None:
+def _manifest(root: Location, *, append: bool) -> tuple[Manifest | None, list[str]]:
+    """The manifest, if there is a readable one, and what to say of it."""
     try:
-        return manifest_of(root)
-    except FmsdataError:  # it is damaged
+        return manifest_of(root), []
+    except FmsdataError as error:  # it is damaged
         if append:
             raise
-        return None
+        lost = str(error).partition("; ")[0]
+        return None, [
+            f"warning: {lost}, so the history of the corpus is lost: all shards count as old now. If a run does not "
+            f"resume with that, {AGAIN}"
+        ]
 
 
 def _of_manifest(manifest: Manifest | None) -> dict[str, _Known]:

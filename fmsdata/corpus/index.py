@@ -7,7 +7,7 @@ whose name has `counts` in it. So their files are only compared, unless a user a
 import csv
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from fmsdata.core.wording import counted, few
@@ -22,7 +22,14 @@ from fmsdata.corpus.listing import (
     note_of_others,
     note_of_skipped,
 )
-from fmsdata.corpus.manifest_writing import counts_of_unchanged, folder_times, keep_manifest, remove_manifest
+from fmsdata.corpus.manifest import FILE
+from fmsdata.corpus.manifest_writing import (
+    counts_of_unchanged,
+    folder_times,
+    keep_manifest,
+    outdated_above,
+    remove_manifest,
+)
 from fmsdata.corpus.text_indexing import IndexedText, index_text
 from fmsdata.corpus.tokenizer import Tokenizer
 from fmsdata.errors import CountsError, DataError
@@ -97,6 +104,11 @@ def index_corpus(
     if found.misnamed:
         notes.append(note_of_misnamed(found.misnamed))
     entries = entries_of(root, found.only(arrow))
+    if (corpus := outdated_above(root, entries)) is not None:
+        part = f"this folder is part of the corpus at {corpus}, and runs with that path plan from the manifest there"
+        if append and not (root / "meta" / FILE).is_file():
+            raise DataError(f"{root}: {part}; nothing was written. Run `fmsdata index {corpus} --append`")
+        notes.append(f"warning: {part}: run {_command(corpus, append=append)} too")
     text, with_tokens = index_text(root, entries_of(root, found.only(not_arrow)), column, tokenizer)
     names = sorted([*arrow, *with_tokens])
     if text is not None:
@@ -113,9 +125,15 @@ def index_corpus(
         notes.append(f"warning: {copies}")
     grown = grow(root, entries, counts, append=append)
     notes += grown.notes
-    notes += _nested(root, counts)
-    file, written = _write_csv(root, counts, notes, replace=replace)
+    notes += _nested(root, counts, append=append)
     others = [name for name in found.names if name not in counts]
+
+    def before() -> None:
+        """If only the counts say which shards are old, keep that: no times, so that a start does not rely on it."""
+        if grown.unkept:
+            keep_manifest(root, grown.unkept, measured, column, {}, others, None)
+
+    file, written = _write_csv(root, counts, notes, before, replace=replace)
     manifest = None
     try:
         manifest = keep_manifest(root, entries, measured, column, times, others, grown.growth)
@@ -128,9 +146,12 @@ def index_corpus(
 
 
 def _write_csv(
-    root: Location, counts: Mapping[str, Count], notes: list[str], *, replace: bool
+    root: Location, counts: Mapping[str, Count], notes: list[str], before: Callable[[], None], *, replace: bool
 ) -> tuple[Location, bool]:
-    """Compare with the counts that are there and write what is missing: the file with the counts, if it was written."""
+    """Compare with the counts that are there and write what is missing: the file with the counts, if it was written.
+
+    `before` is called before they are written.
+    """
     meta = root / "meta"
     try:
         files = {file.name: file for file in all_counts_files(root)}
@@ -165,6 +186,7 @@ def _write_csv(
         table = _table(counts)
         written = not (target.name in files and target.read_bytes() == table)
         if written:
+            before()
             target.write_bytes(table)
         for name in sorted(stale):
             files[name].remove()
@@ -246,8 +268,8 @@ def _folder_is_here(row: Parts, folders: set[Parts], prefixes: set[Parts]) -> bo
     return any(row[: len(prefix)] == prefix and row[len(prefix) : -1] in folders for prefix in prefixes)
 
 
-def _nested(root: Location, counts: Mapping[str, Count]) -> Iterator[str]:
-    """What to say of counts in folders further down. Of those, a source reads the nearest."""
+def _nested(root: Location, counts: Mapping[str, Count], *, append: bool) -> Iterator[str]:
+    """What to say of counts in folders further down. A source that is read by itself has the nearest."""
     folders = {"/".join(parts[:i]) for shard in counts for parts in [shard.split("/")] for i in range(1, len(parts))}
     for folder in sorted(folders):
         files = all_counts_files(root / folder)
@@ -264,10 +286,14 @@ def _nested(root: Location, counts: Mapping[str, Count]) -> Iterator[str]:
         lacking = inside.keys() - set().union(*(other.listed for _, other in compared))
         if compared and lacking:
             yield (
-                f"warning: {compared[0][0]} is nearer to its shards and read before this index, but lacks "
-                f"{counted(len(lacking), 'shard')}, which are counted at every start; "
-                f"run `fmsdata index {root / folder}`"
+                f"warning: {compared[0][0]} is nearer to its shards than this index, but lacks "
+                f"{counted(len(lacking), 'shard')}; a reader of {root / folder} by itself, and a run whose path is not "
+                f"{root}, use what is nearer: run {_command(root / folder, append=append)} too"
             )
+
+
+def _command(folder: Location, *, append: bool) -> str:
+    return f"`fmsdata index {folder}{' --append' if append else ''}`"
 
 
 def _count(count: Count) -> str:

@@ -114,7 +114,10 @@ class Manifest:
         try:
             self._read(data)
         except (*DAMAGE, KeyError, TypeError, AttributeError) as error:
-            raise CountsError(f"{name}: not a readable manifest ({error}); run `fmsdata index` again") from None
+            raise CountsError(
+                f"{name}: not a readable manifest ({error}); restore it, or run `fmsdata index` to make a new one, "
+                "without the history of a corpus that has grown"
+            ) from None
 
     @classmethod
     def of_file(cls, path: Path) -> "Manifest":

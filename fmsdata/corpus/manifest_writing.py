@@ -36,6 +36,20 @@ def manifest_of(root: Location) -> Manifest | None:
     return Manifest.of_bytes(place.read_bytes(), str(place)) if place.local is None else Manifest.of_file(place.local)
 
 
+def outdated_above(root: Location, entries: Sequence[Entry]) -> Location | None:
+    """The nearest corpus that this folder is part of, and whose manifest has other shards of it than these."""
+    root = root.absolute()
+    shards = [(entry.name, entry.size) for entry in entries]
+    for corpus in root.parents:
+        rows = None
+        with suppress(FmsdataError, OSError):  # credentials may be for the folder alone
+            manifest = manifest_of(corpus)
+            rows = None if manifest is None else manifest.rows(root.inside(corpus))
+        if rows is not None and shards != list(zip(rows.names, rows.sizes.tolist(), strict=True)):
+            return corpus
+    return None
+
+
 def counts_of_unchanged(root: Location, entries: Sequence[Entry], column: str | None) -> dict[str, Measured]:
     """The counts of shards that look as they did when the manifest was made."""
     try:

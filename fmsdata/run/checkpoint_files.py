@@ -46,6 +46,7 @@ class StepListing(NamedTuple):
     problem: str  # why there is no such key
     was_complete: bool
     abandoned: bool
+    disagree: bool  # ranks planned different streams, according to their keys
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,25 @@ def list_step(folder: Location, step: int) -> StepListing:
         for key, files in found.items()
         if len(files) == key.world_size == max(files) + 1 and all(len(names) == 1 for names in files.values())
     }
+    elsewhere = None  # a rank that has a file with another key
+    if found:
+        key = max(found, key=lambda key: len(found[key]))
+        others = {rank for other in found if other.world_size == key.world_size for rank in found[other]}
+        elsewhere = min(others - found[key].keys(), default=None)
     if damaged:
         problem = f"a file has the wrong size: {damaged[0]}"
+    elif elsewhere is not None:
+        problem = (
+            f"rank {min(found[key])} and rank {elsewhere} planned from different data, configurations or checkpoints: "
+            "was the corpus indexed while the run started?"
+        )
     elif found:
-        key = max(found, key=lambda key: len(found[key]))
         missing = next((rank for rank in range(key.world_size) if rank not in found[key]), None)
         problem = "it has a rank twice" if missing is None else f"rank {missing} of {key.world_size} is missing"
     else:
         problem = "it holds no file of a loader"
-    return StepListing(keys, complete, problem, MARK in listed, ABANDONED in listed)
+    disagree = elsewhere is not None and not complete
+    return StepListing(keys, complete, problem, MARK in listed, ABANDONED in listed, disagree)
 
 
 def survey_step(folder: Location, step: int) -> Survey:
@@ -103,7 +114,7 @@ def survey_step(folder: Location, step: int) -> Survey:
 
     Of several complete sets of files, the mark names the last.
     """
-    keys, complete, problem, was_complete, abandoned = list_step(folder, step)
+    keys, complete, problem, was_complete, abandoned, _ = list_step(folder, step)
     files: Mapping[int, str] = {}
     if len(complete) == 1:
         (files,) = complete.values()

@@ -87,6 +87,7 @@ class Checkpoints:
         self._in_use = False  # there was a lease when the folder was last listed for a load
         self._named: int | None = None  # the step that was named for the last load
         self._back_to: int | None = None  # the same, once the loader is there, until later steps are set aside
+        self._earlier: set[int] = set()  # steps that had files of an earlier run when the folder was loaded
         self._waiting: list[int] = []  # steps that were incomplete after this process had written its file
 
     def __str__(self) -> str:
@@ -120,7 +121,8 @@ class Checkpoints:
 
         `shared`: other processes may be the same rank, and save the same. The first one writes.
 
-        A failure changes none of the existing files. Raises if another live run saves here.
+        A failure changes none of the existing files. Raises if another live run saves here, or if a
+        rank of this run has saved a different pipeline.
         """
         if self.read_only:
             raise CheckpointError(
@@ -145,6 +147,11 @@ class Checkpoints:
             if listing.abandoned:
                 (self._folder / f"step-{step}/{ABANDONED}").remove()
             self._prune(step)
+        elif listing.disagree and step not in self._earlier:
+            raise CheckpointError(
+                f"{self._folder}/step-{step}: {listing.problem} No run resumes from this step: "
+                "start all ranks again, from the same checkpoint"
+            )
         else:
             self._wait_for_others(step)
         if holds:
@@ -189,7 +196,7 @@ class Checkpoints:
                 )
                 never = "" if found else f"{self._folder} has no complete checkpoint and never had one: "
                 warnings.warn(f"{where}: {never}{'; '.join(problems)}", FmsdataWarning, stacklevel=4)
-            self._named = named
+            self._named, self._earlier = named, set(steps)
             return states
         raise CheckpointError(
             f"{self._folder} changed under each of {TRIES} attempts to read it: {problem}; another run saves and "

@@ -5,23 +5,29 @@ from typing import Any
 
 from fmsdata.core.state import State
 from fmsdata.core.wording import counted
+from fmsdata.corpus.listing import by_kind
+from fmsdata.stages.shard_reader import ShardReader
 
 
-def differences(saved: Any, now: Any, where: str) -> Iterator[str]:
-    """Every difference between the saved description of a stage and its current one."""
+def differences(saved: Any, now: Any, where: str, readers: Mapping[str, ShardReader]) -> Iterator[str]:
+    """Every difference between the saved description of a stage and its current one.
+
+    `readers` are those of the current one, by full name.
+    """
     if isinstance(saved, Mapping) and isinstance(now, Mapping):
         if saved.get("stage") == now.get("stage") == "ShardReader":
             if saved.get("digest") != now["digest"]:
                 yield (
                     f"the shards of source {where or 'below'!r} changed: "
-                    f"{_shards(saved)} when it was saved, {_shards(now)} now{_append(saved, now)}"
+                    f"{_shards(saved)} when it was saved, {_shards(now)} now{_way_out(saved, now, readers)}"
                 )
                 return
             if saved.get("generations") != now.get("generations"):
                 yield (
                     f"source {where or 'below'!r} has grown in this run, and which shards were there before is not "
                     "known any more; restore meta/fmsdata-manifest.ipc of the corpus, as `fmsdata index --append` "
-                    "wrote it"
+                    "wrote it, or make it again: move the shards that were appended away, run `fmsdata index`, move "
+                    "them back, and run `fmsdata index --append`"
                 )
                 return
         if saved.get("stage") == now.get("stage") == "Tokenize" and saved.get("tokenizer") != now["tokenizer"]:
@@ -40,7 +46,7 @@ def differences(saved: Any, now: Any, where: str) -> Iterator[str]:
             elif name not in saved:
                 yield f"{inner} is new"
             else:
-                yield from differences(saved[name], now[name], inner)
+                yield from differences(saved[name], now[name], inner, readers)
     elif saved != now:
         yield f"{where} was {saved} when it was saved and is {now} now"
 
@@ -96,14 +102,16 @@ def _shards(reader: Mapping[str, Any]) -> str:
     return f"{', '.join(map(number, ('shards', 'documents', 'tokens')))} ({reader.get('digest', '?')!s:.6})"
 
 
-def _append(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The way out, if the shards may be those of before and more."""
-    before, after = saved.get("shards"), now["shards"]
-    if not isinstance(before, int) or before >= after or now.get("column") != saved.get("column") or "files" in now:
+def _way_out(saved: Mapping[str, Any], now: Mapping[str, Any], readers: Mapping[str, ShardReader]) -> str:
+    """How to go on, if the shards may be those of before and more."""
+    before, after, reader = saved.get("shards"), now["shards"], readers.get(str(now.get("source")))
+    if not isinstance(before, int) or before >= after or now.get("column") != saved.get("column") or reader is None:
         return ""
-    return (
-        " (if shards were only added, run `fmsdata index --append`: it lets the run read them from the next epoch on)"
-    )
+    if reader.files is None and by_kind(reader.counts.shards[:1])[0]:
+        how = "run `fmsdata index --append`: it lets the run read them from the next epoch on"
+    else:  # text, or selected files
+        how = "name the old files in `files`, and give the new ones a source of their own"
+    return f" (if shards were only added, {how})"
 
 
 def _in_words(phases: Sequence[State]) -> str:

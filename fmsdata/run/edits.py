@@ -19,11 +19,13 @@ from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError, DataError, StateError
 from fmsdata.run.differences import changes_of_lines, changes_of_mixture, differences, lowest, parameters
 from fmsdata.run.recut import Recut
+from fmsdata.run.shares import leaves
 from fmsdata.stages.delimit import Delimit
 from fmsdata.stages.filter import Filter
 from fmsdata.stages.mixture import Mixture, Phase, check_weights, stages_down_to_mixture
-from fmsdata.stages.mixture.weights import checked_phases
+from fmsdata.stages.mixture.weights import checked_phases, weights_for
 from fmsdata.stages.pack import Pack
+from fmsdata.stages.shard_reader import ShardReader
 from fmsdata.stages.shuffle import Shuffle
 from fmsdata.stages.tokenize import with_max_epochs
 
@@ -68,7 +70,7 @@ def _edit_between(saved: State, now: State, lines: Stage, step: int) -> Edit:
     mixture: Any = stages[-1]
     known = {**removed, **before[-1]["children"]}
     for name in sorted(known.keys() & mixture.sources.keys()):
-        _require_same(known[name], after[-1]["children"][name], name)
+        _require_same(known[name], after[-1]["children"][name], name, mixture.sources[name])
     old: Stage = _old_mixture(mixture, before[-1], now["lanes"])
     for stage, description in zip(stages[-2::-1], before[-2::-1], strict=True):
         old = _old_stage(stage, description, old)
@@ -112,14 +114,19 @@ def _require_editable(saved: Any, now: State, stages: Sequence[Stage], before: S
         if not fixed and packs <= 1:
             return
         why = f"; with {fixed[0] if fixed else 'two Packs'} above the mixture, a run can't resume with a different mix"
-    raise _other_pipeline(differences(saved, now, ""), why)
+    raise _other_pipeline(differences(saved, now, "", _readers(stages[0])), why)
 
 
-def _require_same(saved: State, now: State, name: str) -> None:
+def _require_same(saved: State, now: State, name: str, source: Stage) -> None:
     """Raise if positions in a source don't mean what they meant."""
     before, after = _without(saved, FREE), _without(now, FREE)
-    if changes := list(differences(before, after, name)):
+    if before != after and (changes := list(differences(before, after, name, _readers(source, name)))):
         raise _other_pipeline(changes, f"; undo that, or give source {name!r} a new name to read it from its start")
+
+
+def _readers(stage: Stage, source: str = "") -> dict[str, ShardReader]:
+    """The readers of a pipeline, or of a source of it, by full name."""
+    return {leaf.name: leaf.stage for leaf in leaves(stage, source=source) if isinstance(leaf.stage, ShardReader)}
 
 
 def _other_pipeline(changes: Iterable[str], why: str) -> StateError:
@@ -165,8 +172,19 @@ def _removed_source(mixture: Mixture, name: str, before: State, lanes: int) -> S
             f"source {name!r} was removed, and its shards too ({error}): {why}; "
             "restore the shards until the next checkpoint, then remove them"
         ) from None
-    _require_same(before, stage.describe(name), name)
+    _require_same(before, stage.describe(name), name, stage)
     return stage
+
+
+def saved_weights(before: Stage, now: Stage) -> str:
+    """The weights to write for the mix of before, if it is another one now."""
+    old, new = (stages_down_to_mixture(lines)[-1] for lines in (before, now))
+    if not isinstance(old, Mixture) or not isinstance(new, Mixture) or old.weights == new.weights:
+        return ""
+    tokens = {name: source.size().tokens for name, source in old.sources.items()}
+    weights = weights_for(old.weights, tokens).items()
+    listed = ", ".join(f"{name}: {{weight: {int(each) if each.is_integer() else each}}}" for name, each in weights)
+    return f" (`natural` weights follow the corpus; the mix of this pass as numbers is {listed})"
 
 
 def _old_stage(stage: Stage, before: State, below: Stage) -> Stage:

@@ -33,7 +33,7 @@ from fmsdata.errors import ConfigError, StateError
 from fmsdata.planning.schedule import Segment
 from fmsdata.prefetch.open_files import OpenFiles
 from fmsdata.run.appended import take_up, unread
-from fmsdata.run.edits import edit_between
+from fmsdata.run.edits import edit_between, saved_weights
 from fmsdata.run.finite import PlanInBackground, check_finite
 from fmsdata.run.gather import gather_state
 from fmsdata.run.lanes import Lanes, restoring
@@ -161,13 +161,13 @@ class Rescalable(IterableDataset[Item]):
         saved = unpack_states(states, self.description, lanes)
         pipeline = saved.pipeline
         if later is not None:
-            pipeline = {**pipeline, "lines": with_shards_of(pipeline.get("lines"), later.get("lines"))}
+            pipeline = with_shards_of(pipeline, later)
         data = as_saved(self, later or pipeline)
         edit = edit_between(pipeline, json.loads(data.fingerprint), data.lines, saved.step)
         if self.epochs is not None and edit.changes:
             raise StateError(
                 f"a finite pass can't be edited, because its length was planned: {'; '.join(edit.changes)}; undo that, "
-                "or start a new pass"
+                f"or start a new pass{saved_weights(edit.before, data.lines)}"
             )
         host = OpenFiles(versions=self.versions)
 

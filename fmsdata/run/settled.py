@@ -37,14 +37,36 @@ def with_choices(data: "Rescalable", lines: Any) -> "Rescalable":
     return other
 
 
-def with_shards_of(saved: Any, later: Any) -> Any:
-    """The description of a pipeline, with what a later one of the same run says of the shards of its sources."""
+def with_shards_of(pipeline: State, later: State) -> State:
+    """A saved pipeline, with what a later one of the same run says of the shards of its sources.
+
+    A source that was removed may have grown since: it may be back in the later one.
+    """
+    lines = _with_removed(later.get("lines"), later.get("removed"))
+    settled = {**pipeline, "lines": _with_shards_of(pipeline.get("lines"), lines)}
+    if "removed" in pipeline:
+        settled["removed"] = _with_shards_of(pipeline["removed"], _sources(lines))
+    return settled
+
+
+def _with_shards_of(saved: Any, later: Any) -> Any:
+    """The same for the description of a stage, or those of several."""
     if not isinstance(saved, Mapping) or not isinstance(later, Mapping):
         return saved
     if saved.get("stage") == later.get("stage") == "ShardReader":
         rest = {name: value for name, value in saved.items() if name not in OF_SHARDS}
         return rest | {name: later[name] for name in OF_SHARDS if name in later}
-    return {name: with_shards_of(value, later.get(name)) for name, value in saved.items()}
+    return {name: _with_shards_of(value, later.get(name)) for name, value in saved.items()}
+
+
+def _sources(lines: Any) -> Any:
+    """The descriptions of the sources in the mixture of a pipeline, by name; None if there is none."""
+    while isinstance(lines, Mapping):
+        children = lines.get("children")
+        if lines.get("stage") == "Mixture":
+            return children
+        lines = children.get("below") if isinstance(children, Mapping) else None
+    return None
 
 
 def _with_removed(lines: Any, removed: Any) -> Any:

@@ -5,7 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +17,14 @@ from fmsdata.corpus.counts import read_counts
 from fmsdata.corpus.counts_csv import read_rows
 from fmsdata.corpus.index import index_corpus
 from fmsdata.corpus.manifest import FILE, GROWN, SCHEMA, Corpus, Growth, Manifest, Shards, write_manifest
-from fmsdata.corpus.manifest_writing import manifest_of
+from fmsdata.corpus.manifest_writing import keep_manifest, manifest_of
 from fmsdata.corpus.shard_writer import write_shard
 from fmsdata.corpus.verify import verify_corpus
 from fmsdata.errors import CountsError, DataError
+from fmsdata.storage.clients.base import Entry
 from fmsdata.storage.location import Location
 from tests.helpers import documents, write_source
+from tests.servers.object_store import ObjectStore
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,7 +94,9 @@ def test_without_anything_new_nothing_is_written(root: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (root / "meta").iterdir()}
     done = index_corpus(root, append=True)
     assert (done.added, done.written, done.manifest) == (0, False, None)
-    assert done.notes == ["no new shards: nothing was appended"]
+    (note,) = done.notes
+    assert note.startswith("no new shards: nothing was appended. If a run does not resume because")
+    assert "move the new shards away, run `fmsdata index`, move them back, and run `fmsdata index --append`" in note
     assert {path: path.stat().st_mtime_ns for path in (root / "meta").iterdir()} == before
 
 
@@ -151,6 +157,19 @@ def test_counts_without_a_manifest_say_which_shards_are_old(root: Path) -> None:
     assert generations(root) == ({"web/a.arrow": 1, **OLD}, 1)
 
 
+def test_a_shard_after_the_last_append_was_removed_needs_consent_too(root: Path) -> None:
+    index_corpus(root)
+    for name in ("a", "b"):
+        add(root / f"web/{name}.arrow")
+        index_corpus(root, append=True)
+    (root / "web/b.arrow").unlink()
+    index_corpus(root)
+    assert generations(root) == ({"web/a.arrow": 1, **OLD}, 1)
+    add(root / "web/c.arrow", seed=6)
+    assert "run `fmsdata index --append`" in index_corpus(root).notes[-1]
+    assert generations(root) == ({"web/a.arrow": 1, "web/c.arrow": 2, **OLD}, 1)
+
+
 def test_text_is_not_appended_to(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     index_corpus(tmp_path)
@@ -162,30 +181,62 @@ def test_a_damaged_manifest_is_not_appended_to(root: Path) -> None:
     index_corpus(root)
     (root / "meta" / FILE).write_bytes(b"damaged")
     add(root / "web/a.arrow")
-    with pytest.raises(CountsError, match="not a readable manifest"):
+    with pytest.raises(CountsError, match=r"not a readable manifest.*restore it, or run .* without the history"):
         index_corpus(root, append=True)
+    (note,) = index_corpus(root).notes
+    assert "the history of the corpus is lost: all shards count as old now" in note
+    assert "move the new shards away" in note
+    assert generations(root) == ({"web/a.arrow": 0, **OLD}, 0)
 
 
-def test_an_append_that_is_killed_leaves_the_old_manifest_or_the_new_one(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("only_counts", [False, True])
+def test_an_append_that_is_killed_leaves_the_old_shards_in_a_manifest(
+    root: Path, monkeypatch: pytest.MonkeyPatch, only_counts: bool
 ) -> None:
     """Counts are written before the manifest: between the two, the append is to be repeated."""
     index_corpus(root)
     before = (root / "meta" / FILE).read_bytes()
+    if only_counts:
+        (root / "meta" / FILE).unlink()
     add(root / "web/a.arrow")
 
     class Killed(BaseException):
         pass
 
-    def kill(*_: object) -> None:
-        raise Killed
+    def kill(root: Location, entries: Sequence[Entry], *rest: Any) -> Location | None:
+        if len(entries) > len(OLD):
+            raise Killed
+        return keep_manifest(root, entries, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(indexing, "keep_manifest", kill)
         with pytest.raises(Killed):
             index_corpus(root, append=True)
-    assert (root / "meta" / FILE).read_bytes() == before
+    assert generations(root) == (OLD, 0)
+    assert only_counts or (root / "meta" / FILE).read_bytes() == before
     assert read_counts(root / "web").generations is None  # it is older than the counts
+    assert len(read_counts(root / "web").shards) == 3
+    index_corpus(root, append=True)
+    assert generations(root) == ({"web/a.arrow": 1, **OLD}, 1)
+
+
+def test_an_append_that_is_killed_before_it_writes_counts_hides_no_shard(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index_corpus(root)
+    (root / "meta" / FILE).unlink()
+    add(root / "web/a.arrow")
+
+    def kill(*args: Any) -> None:
+        keep_manifest(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(indexing, "keep_manifest", kill)
+        with pytest.raises(KeyboardInterrupt):
+            index_corpus(root, append=True)
+    assert generations(root) == (OLD, 0)
+    assert len(read_rows([Location(root / "meta/counts.csv")])) == 4
     assert len(read_counts(root / "web").shards) == 3
     index_corpus(root, append=True)
     assert generations(root) == ({"web/a.arrow": 1, **OLD}, 1)
@@ -202,6 +253,37 @@ def test_a_copy_of_a_corpus_that_has_grown_keeps_its_generations(root: Path, tmp
     assert counts.digest == read_counts(root / "web").digest
     index_corpus(tmp_path / "copy")
     assert generations(tmp_path / "copy") == generations(root)
+
+
+@pytest.mark.parametrize("where", ["disk", "object store"])
+def test_a_folder_of_an_indexed_corpus_is_appended_to_as_part_of_it(
+    root: Path, object_store: ObjectStore, where: str
+) -> None:
+    """Runs whose path is the corpus plan from its manifest. On an object store, they would never see the new shard."""
+    corpus = Location(root)
+    if where == "object store":
+        url = f"{object_store.bucket()}/corpus"
+        object_store.upload(root, url)
+        corpus = Location(url, object_store.options)
+    index_corpus(corpus)
+    assert index_corpus(corpus / "web").notes == []
+    for file in (corpus / "web/meta").level().files:
+        (corpus / "web/meta" / file.name).remove()
+    (corpus / "web/a.arrow").write_bytes((root / "wiki/part-0.arrow").read_bytes())
+    with pytest.raises(DataError, match=r"nothing was written\. Run") as refused:
+        index_corpus(corpus / "web", append=True)
+    assert f"this folder is part of the corpus at {corpus}" in str(refused.value)
+    assert f"Run `fmsdata index {corpus} --append`" in str(refused.value)
+    assert not (corpus / "web/meta").level().files
+    index_corpus(corpus, append=True)
+    assert index_corpus(corpus / "web").notes == []  # with an index of its own from here on, for readers of it alone
+    (corpus / "web/b.arrow").write_bytes((root / "wiki/part-1.arrow").read_bytes())
+    (warning,) = index_corpus(corpus / "web", append=True).notes
+    assert f"run `fmsdata index {corpus} --append` too" in warning
+    assert index_corpus(corpus, append=True).notes == []
+    (corpus / "web/c.arrow").write_bytes((root / "wiki/part-1.arrow").read_bytes())
+    (nearer,) = [note for note in index_corpus(corpus, append=True).notes if "is nearer" in note]
+    assert f"run `fmsdata index {corpus / 'web'} --append` too" in nearer
 
 
 def test_a_manifest_without_growth_has_no_generations() -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -31,7 +33,7 @@ from fmsdata.corpus.counts import read_counts
 from fmsdata.corpus.index import index_corpus
 from fmsdata.corpus.manifest import FILE
 from fmsdata.corpus.shard_writer import write_shard
-from fmsdata.errors import StateError
+from fmsdata.errors import CheckpointError, StateError
 from fmsdata.run.appended import unread
 from fmsdata.run.rescalable import Rescalable
 from fmsdata.storage.location import Location
@@ -329,8 +331,65 @@ def test_a_run_that_has_grown_needs_the_manifest(root: Path) -> None:
     index_corpus(root, append=True)
     run.go_on(1, 10)
     (root / "meta" / FILE).unlink()
-    with pytest.raises(StateError, match=r"source 'web' has grown.*fmsdata-manifest\.ipc"):
+    with pytest.raises(StateError, match=r"source 'web' has grown.*fmsdata-manifest\.ipc.*move the shards .* away"):
         run.loaders(1)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("kind", ["arrow", "files", "parquet"])
+def test_the_way_out_of_more_shards_is_one_that_helps(tmp_path: Path, kind: str, alone: bool) -> None:
+    """`--append` is for Arrow shards of a whole folder. Of others, a source can go on with the old ones."""
+    ending = "parquet" if kind == "parquet" else "arrow"
+
+    def write(name: str) -> None:
+        for source in SOURCES:
+            path = tmp_path / source / f"{name}.{ending}"
+            if kind == "parquet":
+                path.parent.mkdir(exist_ok=True)
+                pq.write_table(pa.table({"tokens": [list(range(10, 30))] * 20}), path)
+            else:
+                append(tmp_path, source, name, 20)
+
+    def loader(files: Any) -> fmsdata.StatefulDataLoader:
+        readers = {name: fmsdata.ShardReader(tmp_path / name, files=files) for name in SOURCES}
+        documents = readers["web"] if alone else fmsdata.Mixture(readers, {"web": 7, "wiki": 3})
+        data = fmsdata.Rescalable(fmsdata.Pack(documents, seq_len=17), lanes=5)
+        return fmsdata.StatefulDataLoader(data, batch_size=1, rank=0, world_size=1)
+
+    write("old")
+    files = "*.arrow" if kind == "files" else None
+    before = loader(files)
+    assert len([*islice(before, 9)]) == 9
+    write("new")
+    with pytest.raises(StateError, match=r"the shards of source '(web|below)' changed") as error:
+        loader(files).load_state_dict(before.state_dict())
+    assert ("run `fmsdata index --append`" in str(error.value)) == (kind == "arrow")
+    assert ("name the old files in `files`, and give the new ones" in str(error.value)) == (kind != "arrow")
+    if kind != "arrow":
+        after = loader([f"old.{ending}"])
+        after.load_state_dict(before.state_dict())
+        assert next(after)["input_ids"].tolist() == next(before)["input_ids"].tolist()
+
+
+@pytest.mark.parametrize("lost", ["removed", "damaged"])
+def test_a_lost_history_is_made_again(root: Path, tmp_path: Path, lost: str) -> None:
+    run = Run(root).go_on(2, 20)
+    append(root, "web", "a", 30)
+    index_corpus(root, append=True)
+    run.go_on(1, 10)
+    (root / "meta" / FILE).unlink()  # not changed in place: the loaders of before have mapped it
+    if lost == "damaged":
+        (root / "meta" / FILE).write_bytes(b"damaged")
+    index_corpus(root)
+    assert "move the new shards away" in index_corpus(root, append=True).notes[-1]
+    with pytest.raises(StateError, match=r"move the shards .* away"):
+        run.loaders(1)
+    (root / "web/a.arrow").rename(tmp_path / "a.arrow")
+    index_corpus(root)
+    (tmp_path / "a.arrow").rename(root / "web/a.arrow")
+    index_corpus(root, append=True)
+    run.go_on(3, 10)
+    assert [shards for _, shards, _ in run.generations("web")] == [2, 3]
 
 
 def test_the_mix_may_be_edited_at_the_same_time(root: Path) -> None:
@@ -408,6 +467,23 @@ def test_a_finite_pass_goes_on_with_the_shards_that_it_was_planned_for(root: Pat
     assert len(maker(root, **run.overrides)(0, 1)) > length  # a new pass has all
 
 
+@pytest.mark.parametrize("temperature", [None, 2])
+def test_a_finite_pass_with_natural_weights_goes_on_with_the_weights_that_the_error_names(
+    root: Path, temperature: float | None
+) -> None:
+    natural = {name: {"weight": "natural"} for name in SOURCES}
+    run = Run(root, epochs=2, sources=natural, temperature=temperature).go_on(2, 10)
+    expected = rows(run.loaders(1), 1000)
+    append(root, "web", "a", 30)
+    index_corpus(root, append=True)
+    with pytest.raises(StateError, match=r"`natural` weights follow the corpus") as error:
+        run.loaders(1)
+    weights = re.findall(r"(\w+): \{weight: ([0-9.e+]+)\}", str(error.value))
+    assert [name for name, _ in weights] == [*SOURCES]
+    run.overrides |= {"sources": {name: {"weight": float(weight)} for name, weight in weights}, "temperature": None}
+    assert rows(run.loaders(1), 1000) == expected
+
+
 def test_two_sources_in_one_folder_grow_each_at_its_place(root: Path) -> None:
     write_source(root / "web/deep", documents(np.random.default_rng(7), 20, shortest=1), shards=1)
     index_corpus(root)
@@ -471,6 +547,33 @@ def test_steps_and_documents_are_traced_across_the_growth(root: Path, tmp_path: 
             trace.documents(["web/b.arrow#1"])
 
 
+def test_a_source_that_grew_while_it_was_removed_is_traced(root: Path, tmp_path: Path) -> None:
+    checkpoint: dict[str, Any] = {"path": str(tmp_path / "checkpoints"), "every": 20, "keep": 99}
+    seen: list[tuple[Any, ...]] = []
+
+    def train(steps: int, sources: dict[str, Any]) -> None:
+        with closing(maker(root, lanes=LANES, sources=sources, checkpoint=checkpoint)(0, 1)) as loader:
+            for step, batch in enumerate(islice(loader, steps), start=loader.state_dict()["step"]):
+                spans = zip(batch["provenance"][0], batch["epochs"][0], strict=True)
+                seen.extend((step, *span, epoch) for span, epoch in spans)
+            loader.save()
+
+    train(60, SOURCES)
+    train(60, {"web": {"weight": 1}})
+    append(root, "wiki", "a", 20)
+    index_corpus(root, append=True)
+    train(100, SOURCES)
+    data = maker(root, lanes=LANES, sources=SOURCES)(0, 1).data
+    trace = fmsdata.trace.Trace(data, checkpoints=fmsdata.Checkpoints(checkpoint["path"]))
+    for step in (120, 135, 165):  # the first two start from a checkpoint in which the source is removed
+        found = [(s.step, s.source, s.shard, s.document, s.start, s.stop, s.epoch) for s in trace.step(step)]
+        assert found == [entry for entry in seen if entry[0] == step]
+    (report,) = trace.documents(["wiki/part-0.arrow#3"])
+    assert {s.step for s in report.seen} == {
+        step for step, source, shard, number, *_ in seen if (source, shard, number) == ("wiki", "part-0.arrow", 3)
+    } - set(range(120))
+
+
 def test_checkpoints_of_several_ranks_are_read_whole_when_a_source_has_grown(root: Path, tmp_path: Path) -> None:
     checkpoint = {"path": str(tmp_path / "checkpoints"), "every": 10}
 
@@ -490,6 +593,30 @@ def test_checkpoints_of_several_ranks_are_read_whole_when_a_source_has_grown(roo
     index_corpus(root, append=True)
     assert len(set(train(4, 5) + train(2, 5))) == 1
     assert "generations" in train(1, 0)[0]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_ranks_that_opened_before_and_after_the_append_are_an_error(root: Path, tmp_path: Path, resumed: bool) -> None:
+    def loader(rank: int) -> fmsdata.StatefulDataLoader:
+        checkpoint = {"path": str(tmp_path / "checkpoints"), "every": 5}
+        return maker(root, lanes=LANES, sources=SOURCES, checkpoint=checkpoint)(rank, 2)
+
+    if resumed:
+        for before in (loader(0), loader(1)):
+            assert len([*islice(before, 6)]) == 6
+            before.close()
+    first = loader(0)
+    append(root, "web", "a", 30)
+    index_corpus(root, append=True)
+    second = loader(1)
+    assert len([*islice(first, 6)]) == 6
+    with pytest.raises(
+        CheckpointError, match=r"rank 0 and rank 1 planned .*was the corpus indexed .*start all ranks again"
+    ):
+        for _ in islice(second, 6):
+            pass
+    first.close()
+    second.close()
 
 
 def test_epochs_in_the_stats_are_those_of_each_generation(root: Path) -> None:

@@ -203,7 +203,7 @@ FAULTS: dict[Callable[[Path], None], str] = {
     lengthen: "a file has the wrong size: rank-0-of-2",
     without_loader: "no file of a loader",
     of_two_world_sizes: "is missing",
-    of_another_digest: "is missing",
+    of_another_digest: "rank 0 and rank 1 planned from different data, configurations or checkpoints",
 }
 
 
@@ -542,6 +542,37 @@ def test_a_rank_that_is_never_the_last_to_save_is_told_nothing(data: fmsdata.Res
                 next(rank)
     for loader in ranks:
         loader.close()
+
+
+def test_a_rank_that_planned_from_other_data_is_an_error_at_the_first_save(
+    data: fmsdata.Rescalable, corpus: Path, tmp_path: Path
+) -> None:
+    other = maker(corpus, lanes=12, sources={"web": {"weight": 1}})(0, 1).data
+    ranks = [loaders(each, tmp_path / "checkpoints", 3)[rank] for rank, each in enumerate((data, other, data))]
+    for loader, expected in zip(ranks, (True, False, False), strict=True):
+        for _ in range(5):
+            next(loader)
+        if expected:
+            loader.save()
+        else:
+            with pytest.raises(CheckpointError, match=r"step-5: rank \d and rank \d planned from different .* again"):
+                loader.save()
+    for loader in ranks:
+        loader.close()
+
+
+def test_a_save_that_was_cut_short_before_an_edit_is_no_disagreement(
+    data: fmsdata.Rescalable, corpus: Path, saved: Path
+) -> None:
+    """The file of the run of before is there until all ranks have saved that step again."""
+    file_of(saved / "step-15", 0).unlink()
+    (saved / "step-15/complete").unlink()
+    edited = maker(corpus, lanes=12, sources={"web": {"weight": 1}})(0, 1).data
+    with pytest.warns(FmsdataWarning, match=r"resuming from .*step-10"):
+        ranks = loaders(edited, saved, 2)
+    run(ranks, 6)
+    assert Checkpoints(str(saved)).is_complete(15)
+    assert len([*(saved / "step-15").glob("rank-*")]) == 2
 
 
 def test_sigterm_reaches_all_loaders_and_handlers_and_no_forked_child(corpus: Path, tmp_path: Path) -> None:

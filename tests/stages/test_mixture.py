@@ -6,12 +6,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fmsdata
 from fmsdata.core.chunk import Chunk
 from fmsdata.core.iterator import Cursor
 from fmsdata.core.lane import Lane
 from fmsdata.core.spans import BUFFER, DOCUMENT, LENGTH, TAIL
+from fmsdata.stages.mixture.weights import as_shares, weights_for
 from tests.helpers import write_source
 
 WEIGHTS = {f"s{i:02}": w for i, w in enumerate([7700, 520, 400, 300, 250, 200, 150, 130, 120, 100, 70, 50, 10])}
@@ -131,3 +134,13 @@ def test_documents_read_together_are_those_read_apart_from_every_state(tmp_path:
         taken += count
         resumed = Cursor(mixture.open(lane(only_plans=True), together.state()))
         assert read(resumed, 300) == expected[taken : taken + 300]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(1e-3, 1e12), min_size=1, max_size=40))
+def test_weights_that_are_named_give_the_shares_to_the_last_bit(weights: list[float]) -> None:
+    sources = {str(number): weight for number, weight in enumerate(weights)}
+    shares = as_shares(sources, sources)
+    assert as_shares(sources, weights_for(shares, dict.fromkeys(sources, 7))) == shares
+    tokens = {name: int(weight) + 1 for name, weight in sources.items()}
+    assert weights_for(as_shares(tokens, tokens), tokens) == tokens

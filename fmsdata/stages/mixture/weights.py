@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from fmsdata.core.checks import unnamed, whole
 from fmsdata.core.options import LARGEST_WEIGHT
 from fmsdata.core.wording import shown
 from fmsdata.errors import ConfigError
+
+SCALES = 5000  # factors that are tried; a dozen are enough for a few sources, 500 for 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,19 @@ def as_shares(sources: Mapping[str, object], weights: Mapping[str, float]) -> di
     """The weights as shares of 1, for every source."""
     total = math.fsum(weights.values())
     return {name: float(weights.get(name, 0)) / total for name in sources}
+
+
+def weights_for(shares: Mapping[str, float], tokens: Mapping[str, int]) -> dict[str, float]:
+    """Weights that `as_shares` makes exactly these shares of: the tokens of the sources, if they were natural.
+
+    Shares as they are may add up to a little less than 1, so that dividing by their sum changes a bit.
+
+    >>> weights_for({"web": 0.75, "wiki": 0.25}, {"web": 300, "wiki": 100})
+    {'web': 300.0, 'wiki': 100.0}
+    """
+    natural = {name: float(max(1, tokens[name])) for name in shares}
+    scaled = ({name: share * scale for name, share in shares.items()} for scale in range(1, SCALES, 2))
+    return next((found for found in chain([natural], scaled) if as_shares(shares, found) == shares), dict(shares))
 
 
 def surplus(leads: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, int]:
