@@ -184,7 +184,7 @@ class Checkpoints:
                 found, problems = self._find(steps) if named is None else (self._find_named(named, steps), [])
                 states = None if found is None else self._read(found, lanes)
             except CheckpointError as error:
-                if not isinstance(error, _ChangedError) and self.steps() == steps:
+                if not isinstance(error, _ChangedError) and self._are_there(steps):
                     raise
                 problem = error
                 continue
@@ -251,6 +251,10 @@ class Checkpoints:
         newest = next((step for step in steps if survey_step(self._folder, step).usable), self.step)
         return None if newest > self.step else self.step
 
+    def _are_there(self, steps: Sequence[int]) -> bool:
+        """Whether none of these steps was removed. Other ranks may have added some."""
+        return not steps or set(steps) <= set(self.steps())
+
     def _find(self, steps: Sequence[int]) -> tuple[Survey | None, list[str]]:
         """The newest checkpoint to resume from, and why newer ones can't be used."""
         problems: list[str] = []
@@ -262,7 +266,7 @@ class Checkpoints:
             was_complete |= survey.was_complete
             if not survey.abandoned:
                 problems.append(survey.why_not())
-        if steps and self.steps() != steps:
+        if not self._are_there(steps):
             raise _ChangedError("checkpoints were removed while they were listed")
         if was_complete:
             problems = [survey_step(self._folder, step).why_not() for step in steps]

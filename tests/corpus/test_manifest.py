@@ -200,7 +200,7 @@ def test_a_manifest_has_the_documents_and_tokens_of_the_blocks_of_each_shard(
     write_source(root / "lists", some, shards=2, rows=4)
     write_source(root / "one", some, shards=2, rows=1000)
     write_source(root / "single", some, shards=2, layout="batch")
-    with pa.ipc.new_file(root / "lists" / "part-9.arrow", pa.schema({"tokens": pa.list_(pa.uint16())})) as writer:
+    with pa.ipc.new_file(str(root / "lists" / "part-9.arrow"), pa.schema({"tokens": pa.list_(pa.uint16())})) as writer:
         writer.write_batch(pa.record_batch([pa.array([[1, 2], None, [3]], pa.list_(pa.uint16()))], ["tokens"]))
     with ObjectStore(tmp_path / "store") if remote else nullcontext() as store:
         place: Location | Path = root

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import fmsdata
-from fmsdata import CheckpointError, Checkpoints, StatefulDataLoader
+from fmsdata import CheckpointError, Checkpoints, FmsdataWarning, StatefulDataLoader
 from fmsdata.storage.clients.base import Listing
 from fmsdata.storage.location import Location
 from tests.helpers import CONFIG, maker
@@ -234,6 +234,26 @@ def test_loading_beside_a_run_that_prunes_all_the_time(data: fmsdata.Rescalable,
         pruner.close()
     assert not problems
     assert last >= 40
+
+
+def test_a_rank_that_starts_while_others_save_reads_the_folder_at_once(
+    data: fmsdata.Rescalable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks start at different moments. Steps that only others have saved are new at each look, and incomplete."""
+    folder = tmp_path / "checkpoints"
+    batches = iter(loaders(data, folder, 2)[0])
+    look = Checkpoints.steps
+
+    def save_and_look(self: Checkpoints) -> list[int]:
+        for _ in range(5):
+            next(batches)
+        return look(self)
+
+    for _ in range(16):
+        next(batches)
+    monkeypatch.setattr(Checkpoints, "steps", save_and_look)
+    with pytest.warns(FmsdataWarning, match="starting from the beginning"):
+        assert Checkpoints(str(folder)).load([1]) is None
 
 
 def test_a_folder_that_never_holds_still_is_an_error(
