@@ -249,7 +249,7 @@ def test_a_rank_that_starts_while_others_save_reads_the_folder_at_once(
             next(batches)
         return look(self)
 
-    for _ in range(16):
+    for _ in range(6):
         next(batches)
     monkeypatch.setattr(Checkpoints, "steps", save_and_look)
     with pytest.warns(FmsdataWarning, match="starting from the beginning"):
