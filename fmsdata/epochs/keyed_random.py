@@ -6,7 +6,7 @@ reading a small row. So a generator is not seeded until rows are seen to draw fr
 are read again, seeded, as all rows after them.
 
 The generators are looked at before and after each batch, to know whether the trainer or the rows
-draw. After some batches without a draw of either, they are looked at after it only.
+draw.
 """
 
 import ctypes
@@ -23,7 +23,6 @@ from fmsdata.core.keys import MASK, Keys
 T = TypeVar("T")
 _TORCH = torch.default_generator
 _NUMPY: Any = np.random  # not all of it is declared
-LOOKS = 64  # after a draw, calls before which the generators are looked at, too
 NUMPY, TORCH = 1, 2  # their places among the generators
 MERSENNE_BYTES = 4 * 625  # the state of NumPy's generator: 624 words, and the position in them
 
@@ -46,7 +45,6 @@ class KeyedRandom:
         self._drawn: list[int] = []  # those that functions have drawn from
         self._seeder = Seeder([])
         self._watched = list(range(len(self._all)))  # the others
-        self._looks = LOOKS
         self._states = [generator.state() for generator in self._all]  # when they were last looked at
         self._glance = _Glance()
         self._seen: Any = None  # at a glance, when they were in these states
@@ -58,25 +56,8 @@ class KeyedRandom:
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """What a function returns. Its first argument is a function to seed with: it calls it before it may draw."""
-        before = self._states
-        if self._looks or self._drawn:
-            trainer_draws = self._look() is not before
-            self._looks = LOOKS if trainer_draws else max(0, self._looks - 1)
-            return self._watch(function, *arguments)
-        try:
-            result = function(NOTHING, *arguments)
-        except BaseException:
-            self._restore(before)
-            raise
-        found = self._look()
-        if found is before:
-            return result
-        self._restore(before)
-        result = self._watch(function, *arguments)
-        if not self._drawn:  # it was the trainer
-            self._restore(found)
-            self._looks = LOOKS
-        return result
+        self._look()
+        return self._watch(function, *arguments)
 
     def _look(self) -> list[Any]:
         """The states of all generators: the same list as long as nothing was drawn."""

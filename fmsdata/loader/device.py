@@ -76,7 +76,7 @@ class StagingBuffers:
             if len(buffer) >= size:
                 return buffer
         # Batches differ a little in size, and pinned memory is slow to get.
-        return torch.empty(1 << (size - 1).bit_length(), dtype=torch.uint8, pin_memory=self._pinned)
+        return torch.empty(1 << (size - 1).bit_length(), dtype=torch.uint8, device="cpu", pin_memory=self._pinned)
 
     def give_back(self, buffer: torch.Tensor, copied: Copied) -> None:
         """Return a buffer, to be used again when the copy from it has ended."""

@@ -96,13 +96,15 @@ class LineReader:
         )
         batch |= {name: OUTPUTS[name](described) for name in recipe.outputs}
         batch |= {
-            name: torch.from_numpy(values) for name, values in zip(FIELDS, columns, strict=True) if name in recipe.names
+            name: torch.from_numpy(values.copy())
+            for name, values in zip(FIELDS, columns, strict=True)
+            if name in recipe.names
         }
         if FIELDS[0] in recipe.names:
             batch["rows_per_line"] = torch.from_numpy(np.diff(lines.first))
             if recipe.sources is not None:
                 batch[DATASET_IDX] = torch.from_numpy(np.searchsorted(recipe.sources, lines.row, side="right") - 1)
-        batch["global_tokens"] = torch.tensor(request.global_tokens)
+        batch["global_tokens"] = torch.tensor(request.global_tokens, device="cpu")
         return batch
 
     def _filled(self, lines: Lines, width: int) -> tuple[Ints, Ints]:

@@ -74,7 +74,7 @@ def plan_folder(checkpoint: Checkpoints | None) -> Location | None:
 
 def mark_padding(fields: dict[str, Any], batch: Batch) -> dict[str, Any]:
     """The fields of a batch of a finite pass: `is_padding` says which rows only fill it up."""
-    is_padding = torch.tensor([padding >= batch.tokens.shape[1] for padding in batch.padding])
+    is_padding = torch.tensor([padding >= batch.tokens.shape[1] for padding in batch.padding], device="cpu")
     labels = fields.get("labels")
     if isinstance(labels, torch.Tensor) and labels.shape[:1] == is_padding.shape and is_padding.any():
         fields = {**fields, "labels": labels.masked_fill(is_padding.view(-1, *[1] * (labels.ndim - 1)), IGNORED)}

@@ -105,7 +105,7 @@ class RowReader:
     def _marked(self, batch: dict[Any, Any], request: RowRequest) -> dict[Any, Any]:
         self._check_names(batch)
         for name, column in self._columns:
-            batch[name] = torch.from_numpy(request[column])
+            batch[name] = torch.from_numpy(np.array(request[column]))  # the request is also the account of the batch
         return batch
 
     def _own_collate(self, rows: list[Any], request: RowRequest) -> Any:

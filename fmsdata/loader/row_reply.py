@@ -59,7 +59,7 @@ def read_batch(memory: SharedMemory, size: ReplySize, pin: bool) -> Any:
     if isinstance(described, Reply):  # of a worker that failed
         return described
     kinds, rest = described
-    flat = torch.empty(size.tokens, dtype=torch.uint8, pin_memory=pin)
+    flat = torch.empty(size.tokens, dtype=torch.uint8, device="cpu", pin_memory=pin)
     flat.numpy()[:] = np.frombuffer(data[: size.tokens], np.uint8)
     _LOADING.tensors = unpack(flat, _shapes(kinds))
     try:

@@ -194,6 +194,8 @@ class RowLoader(StatefulDataLoader):
                     self._planned = sampler.cursor
                 with self._watcher:
                     read = self._source.next()
+                if read is not None and self._pin and not self.num_workers:
+                    read = read._replace(batch=replaced(read.batch, lambda tensor: tensor.pin_memory()))
             except BaseException as error:
                 stalled = None if self._source is None else self._watcher.stalled
                 self._stop()
@@ -209,8 +211,6 @@ class RowLoader(StatefulDataLoader):
                 return END
             batch, (self._last, self._planned) = read
             sampler.cursor = self._planned
-            if self._pin and not self.num_workers:
-                batch = replaced(batch, lambda tensor: tensor.pin_memory())
             return Fields(batch) if type(batch) is dict and not self._collates else batch
 
     def _start(self) -> RowSource:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
@@ -120,3 +121,33 @@ def test_an_error_after_many_calls_leaves_the_generators_as_they_were() -> None:
     with pytest.raises(ValueError, match="no row"):
         keyed.call(fails)
     assert random.getstate() == before
+
+
+@pytest.mark.parametrize("calls", [3, 100])
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_the_trainer_drew_between_quiet_calls_is_not_drawn_again(calls: int, fails: bool) -> None:
+    """However long nobody has drawn before, and whether the next call fails or is the first that draws."""
+    keyed = KeyedRandom()
+    for _ in range(calls):
+        keyed.call(lambda seed: seed(1))
+    drawn = torch.rand(3), np.random.rand(), random.random()  # noqa: NPY002
+    before = torch.get_rng_state(), numpy_state(), random.getstate()
+
+    def reads(seed: Callable[[int], None]) -> float:
+        seed(1)
+        if fails:
+            raise ValueError("no row")
+        return random.random()
+
+    with pytest.raises(ValueError, match="no row") if fails else nullcontext():
+        assert keyed.call(reads) == random.Random(1).random()
+    assert drawn
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert numpy_state() == before[1]
+    assert random.getstate() == before[2]
+
+
+def numpy_state() -> list[int]:
+    state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    found: list[int] = [*state["state"]["key"].tolist(), state["state"]["pos"]]
+    return found

@@ -684,3 +684,40 @@ def test_workers_can_be_started_in_other_ways(method: str) -> None:
     rows = loader(Rows(8), num_workers=1, multiprocessing_context=method)
     assert [sample.epoch_id for sample in samples(next(rows))] == [0, 1, 2, 3]
     rows.close()
+
+
+def test_rows_of_workers_are_on_the_cpu_whatever_the_default_device_is() -> None:
+    made = loader(Rows(20), num_workers=1)
+    expected = next(iter(loader(Rows(20))))
+    with torch.device("meta"):
+        batch = next(made)
+    for name, value in expected.items():
+        assert torch.equal(batch[name], value) if isinstance(value, torch.Tensor) else batch[name] == value
+    made.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_written_into_a_batch_is_in_that_batch_alone(workers: int) -> None:
+    made = loader(Rows(20), num_workers=workers, multiprocessing_context="fork")
+    batch = next(made)
+    index = batch["index"].tolist()
+    for name in ("index", "epoch_id", "is_padding"):
+        batch[name].fill_(1)
+    assert (made.last_rows.index.tolist(), made.last_rows.is_padding.any()) == (index, False)
+    made.close()
+
+
+def test_a_batch_that_can_not_be_pinned_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [batch["index"].tolist() for batch in loader(Rows(20))]
+    made = loader(Rows(20))
+    made._pin = True
+    for _ in range(2):
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no pinned memory"):
+            patch.setattr(torch.Tensor, "pin_memory", refuse_to_pin)
+            next(made)
+    made._pin = False
+    assert [batch["index"].tolist() for batch in made] == expected
+
+
+def refuse_to_pin(_: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("no pinned memory")

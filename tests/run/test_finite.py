@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -501,3 +502,10 @@ def test_the_steps_of_a_pass_can_be_traced(shared_corpus: Path, tmp_path: Path) 
         run.step(last + 1)
     (found,) = run.documents(["web/part-0.arrow#3"])
     assert sum(span.stop - span.start for span in found.seen) == found.stop - found.start
+
+
+def test_a_pass_is_on_the_cpu_whatever_the_default_device_is(shared_corpus: Path) -> None:
+    loader = maker(shared_corpus, epochs=1, loader__batch_size=5, loader__prefetch=0)(0, 1)
+    with torch.device("meta"):
+        devices = {value.device.type for batch in loader for value in batch.values() if isinstance(value, torch.Tensor)}
+    assert devices == {"cpu"}
