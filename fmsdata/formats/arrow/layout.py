@@ -157,6 +157,7 @@ def _read_lists(
     small = in_runs - table.stored() <= batches * SMALL
     if tokens is not None and in_order and small and worth_bridging(in_runs - whole, whole):
         runs = Runs(scan, footer, int(first_row[-1]), tokens, blocks)
-        runs.blocks = table.rows[:, ROWS], table.rows[:, TOKENS]
+        if not len(bounds):  # it is counted, and no block is read: else a layout is kept, and must be small
+            runs.blocks = table.rows[:, ROWS], table.rows[:, TOKENS]
         return runs
     return Slices(table, first_row, tokens, dense=dense)
