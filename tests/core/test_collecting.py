@@ -1,6 +1,7 @@
 """Garbage collection is paused, and as it was afterwards."""
 
 import gc
+import weakref
 
 import pytest
 
@@ -43,3 +44,18 @@ def test_what_is_made_is_old_and_what_others_froze_stays_frozen() -> None:
         assert gc.get_freeze_count() >= frozen - 100  # less what has ended since
     finally:
         gc.unfreeze()
+
+
+def test_what_was_garbage_before_is_freed() -> None:
+    """It may hold files, or much memory: as one of the oldest objects it would stay for long."""
+
+    class Held:
+        itself: "Held"
+
+    held = Held()
+    held.itself = held
+    reference = weakref.ref(held)
+    del held
+    with no_collection():
+        pass
+    assert reference() is None
