@@ -127,7 +127,6 @@ class Seeder:
         return map(seed, (keys & np.uint64(bits)).tolist())
 
 
-NOTHING = Seeder([])
 SEEDS = (
     (random.seed, MASK),
     (_NUMPY.seed, 0xFFFFFFFF),

@@ -20,7 +20,7 @@ from fmsdata.planning.blocks import BlockPlan
 FEW = 20  # blocks that are planned faster one by one than as an array
 MOST_EPOCHS = 16  # of a small source, whose blocks are planned at once
 AHEAD = 512  # blocks that are planned at once, where a lane reads that many in a row
-AHEAD_OF_ALL = 1 << 17  # the same of all lanes, which share what is planned: 16 slabs of a permutation
+AHEAD_OF_ALL = 1 << 17  # the same of all lanes, which share what is planned: 32 slabs of a permutation
 
 
 class PlannedBlock(NamedTuple):
